@@ -1,1 +1,1 @@
-"""One question per script: `python -m experiments.NAME` from the project's root."""
+"""Experiments, one script per question. Run `python -m experiments.NAME` from the root of the repository."""

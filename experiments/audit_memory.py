@@ -1,11 +1,12 @@
-"""What an audit needs beyond the model's own forward pass, in memory.
+"""Memory that an audit needs in addition to the model's own forward pass.
 
     python -m experiments.audit_memory                  # 12 layers of 12 heads x 64, 8 images of 64 x 64 tokens
     python -m experiments.audit_memory --layers 2
 
-The model is a plain `nn.TransformerEncoder` with the sizes of ViT-B and random weights; each contender is one step in a
-process of its own. The encoder runs without PyTorch's inference shortcut, which the audit leaves as well: on a CPU it
-makes all probabilities of a layer. A step of 12 layers takes minutes there, and each contender is stepped three times.
+The model is a plain `nn.TransformerEncoder` of the size of ViT-B with random weights. Forward pass and audit run in
+separate processes. PyTorch's fast path for inference is disabled in both, because on a CPU it materialises all
+attention probabilities of a layer. With 12 layers one step takes minutes on a CPU, and each of the two runs three
+times.
 """
 
 import argparse
@@ -21,7 +22,7 @@ SIDE, HEADS, WIDTH, BATCH = 64, 12, 768, 8
 
 
 def prepare(contender: str, layers: int) -> Callable[[], object]:
-    """The step of one contender: `forward` or `audit`."""
+    """Return the function to measure, for `forward` or `audit`."""
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(WIDTH, HEADS, 4 * WIDTH, activation="gelu", batch_first=True, norm_first=True)
     model = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False).eval()
@@ -39,9 +40,9 @@ def prepare(contender: str, layers: int) -> Callable[[], object]:
 
 
 def main() -> None:
-    """Measure both and print a table."""
+    """Measure memory of the forward pass and of the audit, and print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--layers", type=int, default=12, help="layers of the encoder")
+    parser.add_argument("--layers", type=int, default=12, help="number of layers of the encoder")
     arguments = parser.parse_args()
     names = ("forward", "audit")
     cases = {name: {"contender": name, "layers": arguments.layers} for name in names}
@@ -50,7 +51,7 @@ def main() -> None:
     for name, memory in found.items():
         print(f"{name:<8}  step {memory.step / 2**20:7.0f} MiB  tensors {memory.tensors / 2**20:7.0f} MiB")
     extra = found["audit"].step - found["forward"].step
-    print(f"the audit beyond the forward pass: {extra / 2**20:.0f} MiB")
+    print(f"additional memory of the audit: {extra / 2**20:.0f} MiB")
 
 
 if __name__ == "__main__":

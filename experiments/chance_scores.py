@@ -1,10 +1,11 @@
-"""What chance scores: the convolution score of heads each of whose queries attends one random pixel, the worst case.
+"""Chance level of the convolution score, for heads whose queries each attend to one random position (the worst case).
 
-    python -m experiments.chance_scores                 # the table of docs/how-convolutional.md, about a minute
+    python -m experiments.chance_scores                 # the table in docs/how-convolutional.md, about a minute
     python -m experiments.chance_scores --draws 200 --heads 6
 
-Each number is the mean over draws and, behind it, the largest. A shift that n queries can have holds by chance the
-share Binomial(n, 1/m) / n of m keys; each head takes the best of about m shifts, the farthest with n = m / 2^axes.
+Each cell has the mean over random layers and their maximum. If n queries can attend to a shift, a random head with m
+keys attends to it in a fraction Binomial(n, 1/m) / n of them. The score uses the best of about m shifts per head; the
+most distant shifts have n = m / 2^axes.
 """
 
 import argparse
@@ -20,7 +21,7 @@ IMAGES = (1, 4)
 
 
 def chance(sizes: tuple[int, ...], heads: int, images: int, *, draws: int) -> list[float]:
-    """Scores of random layers."""
+    """Return the scores of random layers."""
     grid, generator = Grid.make(sizes), torch.Generator().manual_seed(0)
     keys = grid.key_count
     found = []
@@ -31,9 +32,9 @@ def chance(sizes: tuple[int, ...], heads: int, images: int, *, draws: int) -> li
 
 
 def main() -> None:
-    """Print a table as the documentation has it."""
+    """Print the table for the documentation."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--draws", type=int, default=40, help="random layers for each number")
+    parser.add_argument("--draws", type=int, default=40, help="number of random layers per cell")
     parser.add_argument("--heads", type=int, nargs="+", default=HEADS, help="numbers of heads")
     arguments = parser.parse_args()
     cases = [(sizes, images) for sizes in SIZES for images in IMAGES]

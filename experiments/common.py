@@ -1,4 +1,4 @@
-"""What several of these scripts do: images and their augmentation, accuracy, and a folder of results."""
+"""Shared functions of the experiments: images and augmentation, accuracy, and results."""
 
 import hashlib
 import json
@@ -26,7 +26,7 @@ DeviceName: TypeAlias = Literal["auto", "cpu", "cuda"]
 
 @dataclass(frozen=True, eq=False)
 class Images:
-    """Labelled images as bytes, and the normalisation of their channels."""
+    """Labelled uint8 images with the normalisation of their channels."""
 
     pixels: ImageSet
     mean: tuple[float, ...]
@@ -36,25 +36,25 @@ class Images:
         return len(self.pixels)
 
     def first(self, count: int | None) -> "Images":
-        """At most so many of them; None for all."""
+        """Return at most the first `count` images; None for all."""
         return replace(self, pixels=ImageSet(self.pixels.images[:count], self.pixels.labels[:count]))
 
     def to(self, device: torch.device) -> "Images":
-        """The same on another device."""
+        """Return the images on another device."""
         return replace(self, pixels=self.pixels.to(device))
 
     def normalised(self) -> tuple[Tensor, Tensor]:
-        """All of them as a model wants them, and their classes."""
+        """Return all images, normalised, and their labels."""
         return normalise(self.pixels.images, self.mean, self.std), self.pixels.labels
 
     def batch(self, chosen: Tensor, changes: AugmentSettings, *, seed: int, epoch: int) -> tuple[Tensor, Tensor]:
-        """Some of them, changed at random as trainings of the library change them, and their classes.
+        """Return a batch of images with the random augmentation of the library's training loop, and their labels.
 
         Args:
-            chosen: Their numbers.
-            changes: Which changes; mixing of images is left out.
-            seed: Of the changes.
-            epoch: Likewise; every epoch changes them in other ways.
+            chosen: Indices of the images.
+            changes: Augmentation settings; mixing of images is ignored.
+            seed: Seed of the augmentation.
+            epoch: Epoch number; the augmentation differs between epochs.
         """
         some = self.pixels.take(chosen)
         uniforms = _uniforms(seed, epoch, len(self), chosen.device)[chosen]
@@ -69,13 +69,13 @@ def _uniforms(seed: int, epoch: int, n: int, device: torch.device) -> Tensor:
 def cifar10_images(
     root: Path, train: Mapping[str, slice], test: int, *, held_out: int | None = None
 ) -> dict[str, Images]:
-    """CIFAR-10, normalised as `experiments.resnet20` wants it.
+    """Return subsets of CIFAR-10, with the normalisation of `experiments.resnet20`.
 
     Args:
         root: Folder of CIFAR-10.
-        train: Name -> which of the training images.
-        test: How many test images; they go by the name "test".
-        held_out: Training images left out before; None for the library's 5,000.
+        train: Subsets of the training images, by name.
+        test: Number of test images, in the subset "test".
+        held_out: Number of training images to hold out first; None for the library's default of 5,000.
     """
     data = load_data(DataSettings(name="cifar10", root=str(root), download=False, validation=held_out))
     parts = {name: (data.train, chosen) for name, chosen in train.items()} | {"test": (data.test, slice(test))}
@@ -88,12 +88,12 @@ def cifar10_images(
 def cifar10(
     root: Path, train: Mapping[str, slice], test: int, *, held_out: int | None = None
 ) -> dict[str, tuple[Tensor, Tensor]]:
-    """Normalised images and classes of `cifar10_images`."""
+    """Return normalised images and labels of `cifar10_images`."""
     return {name: images.normalised() for name, images in cifar10_images(root, train, test, held_out=held_out).items()}
 
 
 def accuracy(model: nn.Module, images: Tensor, labels: Tensor) -> float:
-    """Part of the images that are classified rightly."""
+    """Return the accuracy of a model, between 0 and 1."""
     model.eval()
     with torch.inference_mode():
         right = sum(
@@ -103,17 +103,17 @@ def accuracy(model: nn.Module, images: Tensor, labels: Tensor) -> float:
 
 
 def device_of(name: DeviceName) -> torch.device:
-    """Where to compute: on CUDA where there is one, unless it is said."""
+    """Return the device of this name; "auto" is CUDA if it is available, otherwise the CPU."""
     return torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
 
 
 def autocast(device: torch.device) -> AbstractContextManager[Any]:
-    """bf16 in products on CUDA, nothing elsewhere."""
+    """Return a context manager for bfloat16 autocast on CUDA, and no autocast on other devices."""
     return torch.autocast("cuda", dtype=torch.bfloat16) if device.type == "cuda" else nullcontext()
 
 
 def spread(values: Sequence[float], *, percent: bool = False) -> str:
-    """Mean and, of several runs, deviation."""
+    """Format the mean and, for several values, the standard deviation."""
     middle, off = mean(values), stdev(values) if len(values) > 1 else None
     shown = f"{middle:.2%}" if percent else f"{middle:.3g}"
     if off is None:
@@ -122,13 +122,13 @@ def spread(values: Sequence[float], *, percent: bool = False) -> str:
 
 
 def kept(folder: Path, name: str, on: Sequence[Any], make: Callable[[], Any]) -> dict[str, Any]:
-    """A result as plain values: what is kept of it, or made now and kept.
+    """Return a cached result as plain values; compute and cache it if it is missing.
 
     Args:
-        folder: Of all kept results.
-        name: Of the file, without its ending.
-        on: What the result depends on, as JSON values; others lie in other folders.
-        make: Gives the result, a dataclass.
+        folder: Cache folder.
+        name: Name of the file, without its extension.
+        on: JSON values that the result depends on; they are part of the cache key.
+        make: Function that computes the result, a dataclass.
     """
     digest = hashlib.sha256(json.dumps(on).encode()).hexdigest()[:12]
     file = folder / digest / f"{name.replace(' ', '-')}.json"
@@ -149,15 +149,15 @@ def write_results(
     *,
     device: torch.device | None = None,
 ) -> None:
-    """table.md, and results.json with the settings but for their paths, the environment and what was found.
+    """Write table.md, and results.json with the settings (only the last part of paths), environment and results.
 
     Args:
         out: Folder of the results.
         script: Name of the script.
-        settings: Its dataclass.
-        table: Markdown.
-        found: Plain values.
-        device: What it ran on; None for the CPU.
+        settings: Settings of the script, a dataclass.
+        table: Content of table.md.
+        found: Results as plain values.
+        device: Device of the computation; None for the CPU.
     """
     out.mkdir(parents=True, exist_ok=True)
     (out / "table.md").write_text(table + "\n", encoding="utf-8")

@@ -1,11 +1,12 @@
-"""A small convolutional network for CIFAR-10 that trains in seconds, and how it is trained.
+"""Small CNN for CIFAR-10 that trains in seconds, with its training loop.
 
-After the public facts of fast CIFAR-10 trainings: a frozen first convolution of 2 x 2 patches whose filters are the
-whitened principal directions of the training images' patches, each with its negative; three stages of convolution,
-pooling, norm and GELU; norms whose scale is fixed at 1; Nesterov SGD with a triangular rate, biases of norms with a
-larger rate and no decay, label smoothing, mirroring that alternates by epoch, and a slow average of the weights.
+It uses published techniques for fast CIFAR-10 training. The first convolution is frozen: its filters are the whitened
+principal directions of the 2 x 2 patches of the training images, and their negatives. Three stages of convolution,
+pooling, norm and GELU follow, with the scale of norms fixed at 1. Training uses SGD with Nesterov momentum and a
+triangular learning rate, a larger learning rate and no weight decay for the biases of norms, label smoothing,
+horizontal flips that alternate between epochs, and a moving average of the weights (Lookahead).
 
-Everything that mixes positions with weights is a convolution, so `recast` leaves no other layer that does.
+All learned mixing of positions is by convolutions, so a recast network mixes positions only by attention (and pooling).
 """
 
 from collections.abc import Iterator
@@ -19,51 +20,51 @@ from torch import Tensor, nn
 
 from experiments.common import autocast
 
-PATCH = 2  # pixels per side of what is whitened
+PATCH = 2  # side of the whitened patches in pixels
 LOGIT_SCALE = 1 / 9
-LEAST_VARIANCE = 5e-4  # added to that of patches, whose last directions are noise
+LEAST_VARIANCE = 5e-4  # added to the variance of patches, since the last directions are noise
 
 
 @dataclass(frozen=True)
 class FastSettings:
-    """The network and its training."""
+    """Settings of the network and its training."""
 
     widths: tuple[int, int, int] = (64, 256, 256)
-    """Channels of the three stages."""
+    """Number of channels of the three stages."""
     depth: int = 2
-    """Convolutions of each stage."""
+    """Number of convolutions per stage."""
     epochs: int = 10
-    """Passes over the training images."""
+    """Number of epochs."""
     batch_size: int = 1024
-    """Images at once."""
+    """Batch size."""
     rate: float = 1.5
-    """Highest learning rate, of the mean loss."""
+    """Peak learning rate for the mean loss."""
     bias_rate: float = 64.0
-    """Learning rate of the norms' biases, as a multiple."""
+    """Learning rate of the biases of norms, relative to `rate`."""
     momentum: float = 0.85
-    """Of SGD, by Nesterov."""
+    """Nesterov momentum of SGD."""
     weight_decay: float = 1.3e-3
-    """Of weights, not of biases."""
+    """Weight decay of weights; biases have none."""
     smoothing: float = 0.2
-    """Of labels."""
+    """Label smoothing."""
     shift: int = 2
-    """Pixels by which images are shifted at most, over mirrored borders."""
+    """Maximum random shift of images in pixels, with reflect padding."""
     cutout: int = 0
-    """Side of the square of each image that is blanked, in pixels."""
+    """Side of the square that is set to zero in each image, in pixels."""
     whitening_epochs: int = 3
-    """Epochs during which the bias behind the whitening is learned."""
+    """Number of epochs in which the bias of the whitening layer is trained."""
     slow_every: int = 5
-    """Steps between two updates of the slow average of weights."""
+    """Number of steps between updates of the average of weights."""
 
 
 @final
 class FastNet(nn.Module):
-    """Whitening, three stages, a linear map.
+    """Network of a whitening layer, three stages and a linear layer.
 
     Args:
-        widths: Channels of the stages.
-        depth: Convolutions of each.
-        classes: Logits.
+        widths: Number of channels of each stage.
+        depth: Number of convolutions per stage.
+        classes: Number of classes.
     """
 
     def __init__(self, widths: tuple[int, int, int], *, depth: int = 2, classes: int = 10) -> None:
@@ -82,20 +83,20 @@ class FastNet(nn.Module):
 
     @property
     def bias_of_whitening(self) -> Tensor:
-        """Of the first layer."""
+        """Bias of the first layer."""
         assert self.whiten.bias is not None
         return self.whiten.bias
 
     def forward(self, x: Float[Tensor, "b 3 32 32"]) -> Float[Tensor, "b classes"]:
-        """Logits."""
+        """Return the logits."""
         x = self.stages(F.gelu(self.whiten(x)))
         return self.out(self.pool(x).flatten(1)) * LOGIT_SCALE
 
 
 def stage(given: int, made: int, depth: int) -> nn.Sequential:
-    """Convolution, pooling, norm, GELU, and further convolutions with norm and GELU.
+    """Return a stage of convolution, pooling, norm and GELU, then further convolutions with norm and GELU.
 
-    A convolution begins by handing its first channels on: its leading square block is the identity.
+    Convolutions are initialised to copy their first channels: their leading square block is the identity.
     """
     modules: list[nn.Module] = []
     for number in range(depth):
@@ -110,14 +111,14 @@ def stage(given: int, made: int, depth: int) -> nn.Sequential:
 
 @torch.no_grad()
 def whiten(net: FastNet, images: Float[Tensor, "n 3 height width"]) -> None:
-    """Set the first layer from the covariance of the images' patches.
+    """Set the filters of the first layer from the covariance of image patches.
 
-    With C = E diag(v) E^T of patches p, the filters are the rows of diag(v + eps)^-1/2 E^T and their negatives: what
-    they give has covariance I.
+    With the covariance C = E diag(v) E^T of patches, the filters are the rows of diag(v + eps)^-1/2 E^T and their
+    negatives. The covariance of the outputs of the rows is the identity, up to eps.
 
     Args:
-        net: Its first layer is set.
-        images: Normalised.
+        net: Network to change.
+        images: Normalised images.
     """
     patches = F.unfold(images, PATCH).transpose(1, 2).flatten(0, 1).double()  # (n places, 3 * 4)
     values, directions = torch.linalg.eigh(patches.T @ patches / len(patches))
@@ -126,12 +127,12 @@ def whiten(net: FastNet, images: Float[Tensor, "n 3 height width"]) -> None:
 
 
 def triangular(part: float, *, start: float = 0.2, peak: float = 0.23, end: float = 0.07) -> float:
-    """The rate's factor: up in a straight line, then down.
+    """Return the learning rate factor of a linear warm-up followed by a linear decay.
 
     Args:
-        part: Of the training that is over, 0 to 1.
+        part: Progress of training, 0 to 1.
         start: Factor at the start.
-        peak: Part at which it is 1.
+        peak: Progress at which the factor is 1.
         end: Factor at the end.
 
     Example:
@@ -144,9 +145,10 @@ def triangular(part: float, *, start: float = 0.2, peak: float = 0.23, end: floa
 
 
 def batches(images: Tensor, labels: Tensor, settings: FastSettings, generator: torch.Generator) -> Iterator[Any]:
-    """Shuffled, shifted batches of all epochs, with the epoch: (epoch, images, labels).
+    """Yield shuffled and augmented batches of all epochs, (epoch, images, labels).
 
-    Whether an image is mirrored is drawn once and then alternates, so that two epochs show both sides of each image.
+    Whether an image is flipped is random in the first epoch and then alternates, so two successive epochs use both
+    versions of every image.
     """
     mirrored = torch.rand(len(images), generator=generator) < 0.5
     padded = F.pad(images, (settings.shift,) * 4, mode="reflect")
@@ -161,7 +163,7 @@ def batches(images: Tensor, labels: Tensor, settings: FastSettings, generator: t
 
 
 def shifted(padded: Tensor, reach: int, size: torch.Size, generator: torch.Generator) -> Tensor:
-    """A window of each padded image, drawn uniformly."""
+    """Return a random crop of each padded image."""
     down, right = torch.randint(0, 2 * reach + 1, (2, len(padded)), generator=generator)
     rows = (down[:, None] + torch.arange(size[0]))[:, :, None]
     columns = (right[:, None] + torch.arange(size[1]))[:, None, :]
@@ -169,7 +171,7 @@ def shifted(padded: Tensor, reach: int, size: torch.Size, generator: torch.Gener
 
 
 def blanked(images: Tensor, side: int, generator: torch.Generator) -> Tensor:
-    """A square of zeros at a random place of each image, all of it inside."""
+    """Set a random square inside each image to zero."""
     height, width = images.shape[-2:]
     top = torch.randint(0, height - side + 1, (len(images), 1), generator=generator)
     left = torch.randint(0, width - side + 1, (len(images), 1), generator=generator)
@@ -179,14 +181,14 @@ def blanked(images: Tensor, side: int, generator: torch.Generator) -> Tensor:
 
 
 def train(net: FastNet, images: Tensor, labels: Tensor, settings: FastSettings, *, seed: int) -> None:
-    """Train in place.
+    """Train a network in place.
 
     Args:
-        net: On the images' device; its first layer is set here.
-        images: Normalised.
-        labels: Classes.
-        settings: Of the training.
-        seed: Of order, mirroring and shifts.
+        net: Network on the device of the images; its whitening layer is set first.
+        images: Normalised images.
+        labels: Labels.
+        settings: Training settings.
+        seed: Seed of the order of images and of the augmentation.
     """
     whiten(net, images[:5_000])
     biases = [p for name, p in net.named_parameters() if p.requires_grad and name.endswith("bias")]
@@ -212,14 +214,14 @@ def train(net: FastNet, images: Tensor, labels: Tensor, settings: FastSettings, 
         optimiser.step()
         if step % settings.slow_every == 0:
             meet(net, slow, 1 - 0.95**settings.slow_every * (step / steps) ** 3)
-    meet(net, slow, 0.0)  # the average is what is kept
+    meet(net, slow, 0.0)  # the result is the average
 
 
 @torch.no_grad()
 def meet(net: nn.Module, slow: dict[str, Tensor], share: float) -> None:
-    """Move the slow weights towards the fast ones by a share of the way, and set the fast ones to them.
+    """Interpolate the averaged weights towards the current ones by `share`, and set the current ones to the result.
 
-    Where there are none yet they begin as the fast ones.
+    The averaged weights are initialised to the current ones on the first call.
     """
     state = net.state_dict()
     if not slow:
@@ -231,13 +233,14 @@ def meet(net: nn.Module, slow: dict[str, Tensor], share: float) -> None:
 
 @torch.inference_mode()
 def logits_of(net: nn.Module, images: Tensor, *, several: bool, batch_size: int = 500) -> Tensor:
-    """Logits in full precision.
+    """Return logits in full precision; the network is set to evaluation mode.
 
     Args:
-        net: In any mode; left in evaluation.
-        images: Normalised.
-        several: Mean over the image, its mirror image, and both moved by a pixel to two corners, half the weight each.
-        batch_size: Images at once.
+        net: Network.
+        images: Normalised images.
+        several: Use test-time augmentation: average over the image, its flip, and both shifted by one pixel towards two
+            corners. The shifted versions have half the weight.
+        batch_size: Batch size.
     """
     net.eval()
     return torch.cat([_looks(net, x) if several else net(x) for x in images.split(batch_size)]).cpu()

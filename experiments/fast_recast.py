@@ -1,13 +1,14 @@
-"""How long does an attention-only network of 94 or 96 % on CIFAR-10 take? A fast CNN, trained and recast.
+"""Time to an attention-only network with 94 or 96 % accuracy on CIFAR-10: a fast CNN is trained and recast.
 
-The convolutions of `experiments.fast_net` become attention with one hard head for each place of the kernel: equal
-logits by construction, which are compared here. If asked, the network is also recast with soft heads and trained on.
+Recasting replaces the convolutions of `experiments.fast_net` by attention with one hard head per kernel position. By
+construction the logits are equal, which the script verifies. Optionally, the network is also recast with soft heads and
+fine-tuned.
 
     python -m experiments.fast_recast --preset cpu --root PATH/TO/CIFAR --out results/fast-recast
     python -m experiments.fast_recast --preset 94 --seeds 3 --held-out 0 --root PATH/TO/CIFAR
 
-The second is for one GPU, where products are in bf16 in training. Weights and what was measured of every seed are kept:
-a second call takes them up.
+The second command is for one GPU, with bf16 matrix products in training. Weights and results of every seed are kept and
+reused by later calls.
 """
 
 import copy
@@ -47,63 +48,63 @@ class Settings:
     root: Path
     """Folder of CIFAR-10."""
     preset: PresetName = "cpu"
-    """cpu: narrow, a few epochs, minutes on one core. 94 and 96: for one GPU, named after what they aim at. tiny: to
-    see every step."""
+    """cpu: a narrow network and few epochs, minutes on one core. 94 and 96: for one GPU, named after their target
+    accuracy. tiny: a quick test of every step."""
     out: Path | None = None
-    """Folder for the table; None prints it only."""
+    """Output folder for the table; None only prints it."""
     kept: Path = Path("runs/fast-recast")
-    """Folder of trained weights."""
+    """Folder of trained weights and results."""
     seeds: int = 1
-    """Runs."""
+    """Number of runs."""
     images: int = 50_000
-    """Training images, at most."""
+    """Maximum number of training images."""
     held_out: int = 5_000
-    """Of CIFAR-10's training images, those left out; 0 for none, in a final run."""
+    """Number of CIFAR-10 training images that are held out; 0 for a final run."""
     test_images: int = 10_000
-    """Test images."""
+    """Number of test images."""
     epochs: int | None = None
-    """Passes over the training images; None for the preset's."""
+    """Number of epochs; None for that of the preset."""
     compare: int = 1_000
-    """Test images whose logits are also computed through the softmax of every head."""
+    """Number of test images for which logits are also computed with the softmax of every head."""
     tuning_epochs: int = 0
-    """Passes with which soft heads, and the CNN beside them, are trained on; 0 for none."""
+    """Number of epochs for fine-tuning the recast with soft heads, and the CNN; 0 for no fine-tuning."""
     tuning_images: int = 50_000
-    """Training images of that."""
+    """Number of training images for fine-tuning."""
     alpha: float = 3.0
     """Sharpness of soft heads, in 1 / pixel^2."""
     tuning_rate: float = 0.01
-    """Learning rate of that training."""
+    """Learning rate for fine-tuning."""
     device: DeviceName = "auto"
-    """Where to train; bf16 in matrix products on CUDA. Accuracies are measured in full precision."""
+    """Device for training, with bf16 matrix products on CUDA. Accuracies are measured in full precision."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """One network and its recast; accuracies are parts of 1, times in seconds."""
+    """Result of one network and its recast; accuracies are between 0 and 1, times in seconds."""
 
     seed: int
     parameters: int
     cnn: float
     attention: float
     cnn_several: float
-    """With four more looks at each image."""
+    """Accuracy of the CNN with test-time augmentation."""
     attention_several: float
     difference: float
-    """Largest difference of a logit, heads run as shifts."""
+    """Largest difference of a logit, with heads run as shifts."""
     softmax_difference: float
-    """Likewise, heads run through the softmax of all scores, on fewer images."""
+    """Largest difference of a logit, with heads computed by softmax, on fewer images."""
     largest_logit: float
     train_seconds: float
     recast_seconds: float
     tuned: dict[str, float]
-    """Accuracy of the CNN trained on, and of the recast with soft heads before and after; empty where not asked for."""
+    """Accuracy of the fine-tuned CNN, and of the recast with soft heads before and after; empty without fine-tuning."""
 
 
 Sets = dict[str, Images]
 
 
 def main(settings: Settings) -> list[Result]:
-    """Train, recast, compare; print and write the table."""
+    """Train, recast and compare; print and write the table."""
     torch.set_flush_denormal(True)
     device = device_of(settings.device)
     train_part = {"train": slice(settings.images)}
@@ -122,7 +123,7 @@ def main(settings: Settings) -> list[Result]:
 
 
 def settings_of(settings: Settings) -> FastSettings:
-    """Of the network and its training."""
+    """Return the settings of the network and its training."""
     chosen = PRESETS[settings.preset]
     if settings.epochs is None:
         return chosen
@@ -130,7 +131,7 @@ def settings_of(settings: Settings) -> FastSettings:
 
 
 def kept_or_run(seed: int, sets: Sets, settings: Settings) -> Result:
-    """One seed, or what is kept of it."""
+    """Return the result of one seed, computing it if it is not cached."""
     free = ("root", "out", "kept", "seeds", "device")
     values = {name: value for name, value in asdict(settings).items() if name not in free}
     on = [values, asdict(settings_of(settings)), device_of(settings.device).type]
@@ -138,7 +139,7 @@ def kept_or_run(seed: int, sets: Sets, settings: Settings) -> Result:
 
 
 def run_once(seed: int, sets: Sets, settings: Settings) -> Result:
-    """One seed."""
+    """Compute the result of one seed."""
     images, labels = sets["test"].normalised()
     cnn, train_seconds = trained(seed, sets["train"], settings)
     start = time.perf_counter()
@@ -165,7 +166,7 @@ def run_once(seed: int, sets: Sets, settings: Settings) -> Result:
 
 
 def trained(seed: int, data: Images, settings: Settings) -> tuple[FastNet, float]:
-    """The CNN in evaluation mode, trained or read, and the seconds that its training took."""
+    """Return the CNN in evaluation mode, trained or loaded, and its training time in seconds."""
     chosen, device = settings_of(settings), device_of(settings.device)
     torch.manual_seed(seed)
     net = FastNet(chosen.widths, depth=chosen.depth).to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -190,7 +191,7 @@ def trained(seed: int, data: Images, settings: Settings) -> tuple[FastNet, float
 
 
 def tuned(cnn: nn.Module, sets: Sets, settings: Settings, seed: int) -> dict[str, float]:
-    """The CNN and its recast with soft heads, trained on alike as `experiments.finetune_recast` does."""
+    """Fine-tune the CNN and its recast with soft heads in the same way, as in `experiments.finetune_recast`."""
     images, labels = sets["test"].normalised()
     how = TuningSettings(
         checkpoint=Path(),
@@ -215,17 +216,17 @@ def tuned(cnn: nn.Module, sets: Sets, settings: Settings, seed: int) -> dict[str
 
 
 def part_right(logits: Tensor, labels: Tensor) -> float:
-    """Accuracy."""
+    """Return the accuracy."""
     return float((logits.argmax(1) == labels.cpu()).double().mean())
 
 
 def table(results: Sequence[Result], settings: Settings) -> str:
-    """Markdown."""
-    looks = {"one look": ("cnn", "attention"), "five looks": ("cnn_several", "attention_several")}
-    lines = [f"| preset {settings.preset} | CNN | the same as attention |", "|---|---|---|"]
+    """Return the table in Markdown."""
+    looks = {"": ("cnn", "attention"), " with test-time augmentation": ("cnn_several", "attention_several")}
+    lines = [f"| preset {settings.preset} | CNN | recast as attention |", "|---|---|---|"]
     for name, pair in looks.items():
         cells = [spread([getattr(result, column) for result in results], percent=True) for column in pair]
-        lines.append(f"| test accuracy, {name} | {' | '.join(cells)} |")
+        lines.append(f"| test accuracy{name} | {' | '.join(cells)} |")
     first = results[0]
     lines += [
         "",
@@ -233,7 +234,7 @@ def table(results: Sequence[Result], settings: Settings) -> str:
         "|---|---|",
         f"| parameters of the CNN | {first.parameters:,} |",
         f"| largest difference of a logit | {max(r.difference for r in results):.1e} |",
-        f"| through the softmax ({settings.compare:,} images) | {max(r.softmax_difference for r in results):.1e} |",
+        f"| with softmax ({settings.compare:,} images) | {max(r.softmax_difference for r in results):.1e} |",
         f"| largest logit | {max(r.largest_logit for r in results):.1f} |",
         f"| seconds to train | {mean(r.train_seconds for r in results):.1f} |",
         f"| seconds to recast | {mean(r.recast_seconds for r in results):.2f} |",
@@ -241,7 +242,7 @@ def table(results: Sequence[Result], settings: Settings) -> str:
     for name in first.tuned:
         values = [r.tuned[name] for r in results]
         shown = f"{mean(values):.2f} pixels" if name == "farthest move" else f"{mean(values):.2%}"
-        lines.append(f"| trained on for {settings.tuning_epochs} epochs, {name} | {shown} |")
+        lines.append(f"| fine-tuned for {settings.tuning_epochs} epochs, {name} | {shown} |")
     return "\n".join(lines)
 
 

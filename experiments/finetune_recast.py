@@ -1,7 +1,8 @@
-"""Does a recast CNN train on as attention? Accuracy before and after for several alpha, and how far heads move.
+"""Fine-tuning of a recast CNN: accuracy before and after for several alpha, and how far heads move.
 
-A pretrained ResNet-20 for CIFAR-10 is recast with soft heads of sharpness alpha and trained on a part of the training
-images; the CNN itself is trained in the same way. Held-out training images speak for an alpha, never the test set.
+A pretrained ResNet-20 for CIFAR-10 is recast with soft heads of sharpness alpha and fine-tuned on a subset of the
+training images. The CNN is fine-tuned in the same way. Alpha is chosen on held-out training images, not on the test
+set.
 
     python -m experiments.finetune_recast --checkpoint resnet20-cifar10.th --root PATH/TO/CIFAR --out results/NAME
 """
@@ -30,41 +31,41 @@ class Settings:
     """Arguments of the script."""
 
     checkpoint: Path
-    """The pretrained network, a torch file of tensors."""
+    """Checkpoint of the pretrained network, a torch file of tensors."""
     root: Path
     """Folder of CIFAR-10."""
     out: Path | None = None
-    """Folder for the table; None prints it only."""
+    """Output folder for the table; None only prints it."""
     alphas: tuple[float, ...] = (2.0, 3.0, 4.0, 6.0)
     """Sharpness of the soft heads, in 1 / pixel^2."""
     weights: Literal["slices", "nearest"] = "nearest"
-    """Of the soft heads: the kernels' slices, or those with which they come nearest to the kernels."""
+    """Matrices of the soft heads: slices of the kernels, or the ones nearest to the convolutions."""
     images: int = 3_000
-    """Training images."""
+    """Number of training images."""
     held_out: int = 2_000
-    """Further training images, by which alpha is chosen."""
+    """Number of additional training images, on which alpha is chosen."""
     test_images: int = 10_000
-    """Test images."""
+    """Number of test images."""
     epochs: int = 2
-    """Passes over the training images."""
+    """Number of epochs."""
     batch_size: int = 125
-    """Images at once."""
+    """Batch size."""
     rate: float = 0.01
-    """Learning rate of weights (SGD with momentum 0.9, cosine to zero)."""
+    """Learning rate of weights (SGD with momentum 0.9, cosine decay to zero)."""
     position_rate: float = 0.2
     """Learning rate of centres and spreads, with momentum and without weight decay."""
     weight_decay: float = 1e-4
-    """Of weights; centres and spreads have none."""
+    """Weight decay of weights; centres and spreads have none."""
     augment: AugmentSettings = field(default_factory=lambda: AugmentSettings("paper"))
-    """Changes of the training images: those that the network was trained with, or the change of its images alone costs
-    it accuracy."""
+    """Augmentation. Use that of the network's original training, since another augmentation would reduce its
+    accuracy."""
     seed: int = 0
-    """Of the order of images and of their augmentation."""
+    """Seed of the order of images and of their augmentation."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """What became of one network; accuracies are parts of 1."""
+    """Result of one network; accuracies are between 0 and 1."""
 
     network: str
     held_out_before: float
@@ -78,7 +79,7 @@ class Result:
 
 
 def main(settings: Settings) -> list[Result]:
-    """Train the CNN and its recasts, and print and write the table."""
+    """Fine-tune the CNN and its recast copies; print and write the table."""
     torch.set_flush_denormal(True)
     parts = {"train": slice(settings.images), "held out": slice(settings.images, settings.images + settings.held_out)}
     sets = cifar10_images(settings.root, parts, settings.test_images)
@@ -96,7 +97,7 @@ def main(settings: Settings) -> list[Result]:
 
 
 def run(name: str, model: nn.Module, sets: Mapping[str, Images], settings: Settings) -> Result:
-    """Measure, train, measure."""
+    """Fine-tune a network, and measure it before and after."""
     measured = {part: sets[part].normalised() for part in ("held out", "test")}
     before = {part: accuracy(model, *images) for part, images in measured.items()}
     centres = [layer.encoding.get_parameter("centres").detach().clone() for layer in attention(model)]
@@ -123,7 +124,7 @@ def run(name: str, model: nn.Module, sets: Mapping[str, Images], settings: Setti
 
 
 def train(model: nn.Module, images: Images, settings: Settings) -> None:
-    """SGD with a cosine over all steps; bf16 in matrix products on CUDA."""
+    """Train with SGD and cosine decay, with bf16 matrix products on CUDA."""
     generator, device = torch.Generator().manual_seed(settings.seed), images.pixels.images.device
     positions = {id(p) for layer in attention(model) for p in layer.encoding.parameters()}
     groups: list[dict[str, Any]] = [
@@ -152,14 +153,14 @@ def train(model: nn.Module, images: Images, settings: Settings) -> None:
 
 
 def attention(model: nn.Module) -> list[SelfAttention]:
-    """The attention layers of a network."""
+    """Return the attention layers of a network."""
     return [layer for layer in model.modules() if isinstance(layer, SelfAttention)]
 
 
 def table(results: list[Result]) -> str:
-    """Markdown."""
+    """Return the table in Markdown."""
     lines = [
-        "| network | held out before | after | test before | after | heads moved by 0.1 | farthest move | seconds |",
+        "| network | held out before | after | test before | after | heads moved >= 0.1 | largest move | seconds |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for r in results:

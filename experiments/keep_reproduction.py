@@ -1,12 +1,12 @@
-"""What of a reproduction goes into `results/`: tables, figures, every run's records, its weights in half precision.
+"""Copy a reproduction to `results/`: tables, figures, and the records and half-precision weights of every run.
 
     python -m experiments.keep_reproduction --reproduction reproduction/mini --out results/paper-mini
     python -m experiments.keep_reproduction --reproduction reproduction/mini --out results/paper-mini --back
 
-Weights are those after the last epoch, where they are there; they load with `attnconv.load`. Where a run of the same
-name was kept that began at another time, `repeats.jsonl` gets a line that says how its loss and accuracy after every
-epoch differ from the new one's. The second call goes the other way: it makes the folder of a reproduction from what was
-kept, and `attnconv reproduce` then trains the runs that are missing in it.
+The weights are those after the last epoch, if available, and load with `attnconv.load`. If `results/` already has a run
+with the same name and another start time, a line is added to `repeats.jsonl` with the differences between both runs in
+loss and accuracy per epoch. The second command copies in the other direction: it restores the folder of a reproduction,
+and `attnconv reproduce` then trains only the missing runs.
 """
 
 import shutil
@@ -32,16 +32,16 @@ class Settings:
     """Arguments of the script."""
 
     reproduction: Path
-    """Folder of `attnconv reproduce`."""
+    """Folder written by `attnconv reproduce`."""
     out: Path
-    """Folder of the results; files of the same names are replaced, others stay."""
+    """Folder of the results. Files of the same names are replaced, other files are kept."""
     back: bool = False
-    """Make the runs of --reproduction from those kept in --out. Runs whose weights were not kept are left out, and
-    so are runs that lie there already."""
+    """Restore the runs in --reproduction from those in --out. Runs without weights and runs that already exist are
+    skipped."""
 
 
 def main(settings: Settings) -> list[Path]:
-    """Copy; the files that were written.
+    """Copy files in the chosen direction; return the written files.
 
     Raises:
         ValueError: There is no finished run.
@@ -50,7 +50,7 @@ def main(settings: Settings) -> list[Path]:
 
 
 def keep(settings: Settings) -> list[Path]:
-    """From the reproduction to the results."""
+    """Copy the reproduction to the results."""
     made, out = settings.reproduction, settings.out
     written: list[Path] = []
     for run in finished(made, "--reproduction"):
@@ -68,12 +68,12 @@ def keep(settings: Settings) -> list[Path]:
 
 
 def started(run: RunFolder) -> str:
-    """When the training began, which no other did."""
+    """Return the start time of a run, which identifies it."""
     return str(run.record()["started"])
 
 
 def difference(first: RunFolder, second: RunFolder) -> dict[str, Any]:
-    """How much two trainings differ in what they measured: numbers that are equal, and the largest difference."""
+    """Compare the metrics of two training runs: number of equal values, and largest difference."""
     lines = list(zip(first.metrics(), second.metrics(), strict=True))
     loss = [abs(old["loss"] - new["loss"]) for old, new in lines]
     accuracy = [abs(old["accuracy"] - new["accuracy"]) for old, new in lines]
@@ -87,7 +87,7 @@ def difference(first: RunFolder, second: RunFolder) -> dict[str, Any]:
 
 
 def bring_back(settings: Settings) -> list[Path]:
-    """From the results to a reproduction; runs that lie there stay as they are."""
+    """Copy results to a reproduction, skipping runs that already exist there."""
     written: list[Path] = []
     for run in finished(settings.out, "--out"):
         weights, target = run.path / KEPT_WEIGHTS, RunFolder(settings.reproduction / "runs" / run.path.name)
@@ -97,17 +97,17 @@ def bring_back(settings: Settings) -> list[Path]:
 
 
 def finished(folder: Path, name: str) -> list[RunFolder]:
-    """The finished runs in a folder; `name` is the argument's."""
+    """Return the finished runs in a folder; `name` is the argument's name for the error message."""
     runs = [run for path in sorted(folder.glob("runs/*/")) if (run := RunFolder(path)).result() is not None]
     if not runs:
-        raise ValueError(bad(name, "must hold a finished run", str(folder)))
+        raise ValueError(bad(name, "must contain a finished run", str(folder)))
     return runs
 
 
 def copy(
     run: RunFolder, target: RunFolder, weights: Path, new_weights: Path, dtype: torch.dtype, *, anew: bool = True
 ) -> list[Path]:
-    """A run's records and, where they are there and wanted anew, weights; the files that were written.
+    """Copy a run's records and, if `anew`, its weights if they exist; return the written files.
 
     The record that marks the run as finished is written last.
     """

@@ -1,11 +1,11 @@
-"""What leaves the machine that trained: records, and half-precision weights in parts of a size that travels.
+"""Export of runs for download: records, and half-precision weights in parts of limited size.
 
     records.tar.gz                settings, metrics, heads, results and logs of every run, tables and figures
-    NAME.safetensors.part-00 ...  the weights after the last complete epoch, cut at a fixed number of bytes
-    parts.json                    per weights file its run, parts, bytes and SHA-256
+    NAME.safetensors.part-00 ...  weights after the last completed epoch, split into parts of a fixed size
+    parts.json                    run, parts, size in bytes and SHA-256 of each weights file
 
-`join` checks them and makes the folder of runs again, as `attnconv reproduce --draw` and
-`experiments.keep_reproduction` read it; of its checkpoints only those weights.
+`join` verifies the files and restores the folder of runs for `attnconv reproduce --draw` and
+`experiments.keep_reproduction`. The exported weights are the only checkpoints in it.
 """
 
 import hashlib
@@ -25,21 +25,21 @@ from attnconv.models.classifiers import build
 from attnconv.training.run_folder import RunFolder
 
 PART_BYTES = 15_000_000
-RECIPE_RUNS = "recipes-kept/*/*"  # scale and epochs
+RECIPE_RUNS = "recipes-kept/*/*"  # folders of scale and epochs
 RECORDS = ("settings.json", "metrics.jsonl", "heads.jsonl", "result.json")
 
 
 def export(out: Path, target: Path, *, weights_of: Sequence[str], part_bytes: int = PART_BYTES) -> None:
-    """Write everything anew; what an earlier call left is replaced.
+    """Write the export, replacing the files of an earlier export.
 
     Args:
-        out: Folder of the runs, `runs` and `logs` in it.
-        target: Folder to write.
-        weights_of: Runs whose weights go along, where an epoch is complete: their paths from `out`.
-        part_bytes: Most bytes of a part, at least 1.
+        out: Folder that contains `runs` and `logs`.
+        target: Folder to write to.
+        weights_of: Runs whose weights are exported if they completed an epoch, as paths relative to `out`.
+        part_bytes: Maximum size of a part in bytes, at least 1.
 
     Raises:
-        ValueError: Fewer than one byte.
+        ValueError: `part_bytes` is less than 1.
     """
     if part_bytes < 1:
         raise ValueError(bad("part_bytes", "must be at least 1", part_bytes))
@@ -73,14 +73,14 @@ def export(out: Path, target: Path, *, weights_of: Sequence[str], part_bytes: in
 
 
 def record_files(out: Path) -> list[Path]:
-    """Files of runs that are text, tables and figures, results of scripts, and logs."""
+    """Return the text files of runs, tables, figures, results of scripts, and logs."""
     runs = [f"{place}/{name}" for place in ("runs/*", f"{RECIPE_RUNS}/*") for name in RECORDS]
     others = ("runs/*-not-trained.txt", "*/results.json", "*/table.md", "logs/*", "tables/*", "figures/*.png", "*.md")
     return sorted({path for place in (*runs, *others) for path in out.glob(place)})
 
 
 def in_precision(weights: Path, dtype: torch.dtype) -> bytes:
-    """A checkpoint with its floating-point tensors in a dtype."""
+    """Return the bytes of a checkpoint with its floating-point tensors converted to `dtype`."""
     checkpoint = read_checkpoint(weights)
     model = build(checkpoint.settings)
     load_weights(model, checkpoint)
@@ -89,17 +89,17 @@ def in_precision(weights: Path, dtype: torch.dtype) -> bytes:
 
 
 def join(folder: Path, out: Path) -> list[Path]:
-    """Make the folder of runs again from its records and from the weights that came along.
+    """Restore the folder of runs from an export.
 
     Args:
-        folder: That `export` wrote.
-        out: Folder of the runs to be; files of the same names are replaced.
+        folder: Folder written by `export`.
+        out: Folder to restore; files of the same names are replaced.
 
     Returns:
-        The weights' files, in order.
+        Paths of the weights files.
 
     Raises:
-        ValueError: A part is missing, or the whole is not what was exported. Then nothing is written.
+        ValueError: A part is missing, or a checksum does not match. Nothing is written in this case.
     """
     listed = json.loads((folder / "parts.json").read_text(encoding="utf-8"))
     contents = {about["run"]: _whole(folder, name, about) for name, about in listed.items()}
@@ -117,12 +117,13 @@ def join(folder: Path, out: Path) -> list[Path]:
 
 
 def _whole(folder: Path, name: str, about: Mapping[str, Any]) -> bytes:
-    """The bytes of a weights file from its parts."""
+    """Return the bytes of a weights file, joined from its parts."""
     missing = [part for part in about["parts"] if not (folder / part).is_file()]
     if missing:
-        raise ValueError(bad("folder", f"must hold all parts of {name}", f"none of {', '.join(missing)}"))
+        raise ValueError(bad("folder", f"must contain all parts of {name}", f"no {', '.join(missing)}"))
     content = b"".join((folder / part).read_bytes() for part in about["parts"])
     if hashlib.sha256(content).hexdigest() != about["sha256"]:
-        fix = "Fetch its parts again."
-        raise ValueError(bad("folder", f"must hold {name} as it was exported", "other bytes", fix))
+        raise ValueError(
+            bad("folder", f"must contain {name} as exported", "other bytes", "Download them again.")
+        )
     return content

@@ -1,30 +1,31 @@
-"""The paper's experiments on one GPU, in the order of their worth, in chunks of some minutes, after any kill.
+"""Run the paper's experiments on one GPU, most important first, in several calls of a few minutes each.
 
     python -m experiments.paper_on_gpu --data-root PATH/TO/CIFAR --minutes 9 --export exported
 
-Call it again until it says that all is done: it then ends with 0; 3 means that there is more, 1 that a job failed. Each
-job is a process of its own that is killed when the minutes are over and goes on in the next call: a training after the
-epoch that it last wrote, the others after their last complete part. A chunk must hold one of them. In this order:
+Repeat the call until all jobs are done. The exit status is 0 if all jobs are done, 3 if there are jobs left, and 1 if a
+job failed. Each job is a separate process, which is killed at the end of the time limit and resumed by the next call: a
+training run after its last checkpoint, other jobs after their last completed part. One call must be long enough for at
+least one such step. The jobs are, in this order:
 
-    quadratic and resnet18, three seeds; generalised, pruned, learned, 16 heads; learned with content, on a schedule of
-    fewer epochs that its name states; quadratic with dropout of attention, on the same number of epochs; fast
-    convolutional networks recast (`experiments.fast_recast`); 1-D sequences (`experiments.sequence`); better recipes
-    for quadratic and resnet18 (`experiments.recipes`); resnet18 recast and trained on (`experiments.recast_resnet`)
+    quadratic and resnet18, three seeds; generalised, pruned, learned, 16 heads; learned with content, with fewer
+    epochs, which its name states; quadratic with attention dropout, with the same number of epochs; fast CNNs, recast
+    (`experiments.fast_recast`); sequences (`experiments.sequence`); better recipes for quadratic and resnet18
+    (`experiments.recipes`); resnet18 recast and fine-tuned (`experiments.recast_resnet`)
 
-A job of the other scripts that was stopped three times without an end lets those behind it go first.
+A script that was stopped three times before it finished is moved behind the other jobs.
 
-Everything is planned by `attnconv reproduce` and trained by `attnconv.training.fitting`. Needed beside torch: what `pip
-install attnconv` brings, of which tyro only for the other scripts; without it they are left out in words. Where sources
-are copied without their history, the variable ATTNCONV_COMMIT names the commit.
+Runs are planned by `attnconv reproduce` and trained by `attnconv.training.fitting`. Requirements are torch, the
+dependencies of attnconv, and tyro for the other scripts, which are skipped with a message if it is not installed. If
+the sources are copied without their git history, set the environment variable ATTNCONV_COMMIT to the commit.
 
-What it came to, figures and tables over all seeds among it, is fetched in a few files and made a folder of runs again:
+To transfer the results, export them on the GPU machine and restore the folder of runs on the local machine:
 
-    attnconv reproduce --draw --scale paper --out reproduction/paper             # there, before the last call
-    python -m experiments.paper_on_gpu --export exported --weights quadratic --minutes 0    # there: with these weights
-    python -m experiments.paper_on_gpu --join exported --out reproduction/paper   # here
+    attnconv reproduce --draw --scale paper --out reproduction/paper              # on the GPU machine, after training
+    python -m experiments.paper_on_gpu --export exported --weights quadratic --minutes 0  # on the GPU machine
+    python -m experiments.paper_on_gpu --join exported --out reproduction/paper           # on the local machine
     python -m experiments.keep_reproduction --reproduction reproduction/paper --out results/paper
 
-A training goes on only where its checkpoints are: on another machine it begins anew.
+Runs can only resume on a machine that has their checkpoints; elsewhere they start from the beginning.
 """
 
 import argparse
@@ -61,20 +62,20 @@ FIRST: tuple[str, ...] = ("quadratic", "resnet18")
 NEXT: tuple[str, ...] = (SOURCE, PRUNED, "learned", "quadratic-16-heads")
 CONTENT = "learned-content"
 DONE, FAILED, MORE = 0, 1, 3
-LEAST_SECONDS = 5.0  # with less time left no job is begun
-CHECKPOINT_EVERY = 5  # epochs of a long training, some seconds each
-PATIENCE = 3  # stops after which a script lets the jobs behind it go first
+LEAST_SECONDS = 5.0  # minimum time left to start a job
+CHECKPOINT_EVERY = 5  # epochs between checkpoints of long runs; an epoch takes seconds
+PATIENCE = 3  # number of stops after which a script is moved behind the other jobs
 
 
 @dataclass(frozen=True)
 class Job:
-    """A piece of work.
+    """A job, run in a separate process.
 
     Attributes:
-        name: Of its log and, of a training, of its run folder.
-        words: Its command line after the interpreter.
-        done: Whether there is nothing left to do.
-        waits: Whether it lets others go first once it was stopped a few times.
+        name: Name of its log file and, for a training run, of its run folder.
+        words: Arguments after the Python interpreter.
+        done: Function that returns whether the job is done.
+        waits: Whether the job is moved behind others after being stopped several times.
     """
 
     name: str
@@ -84,7 +85,7 @@ class Job:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """One chunk, or one job of it; the exit code."""
+    """Run jobs until the time limit, or the single job of a child process; return the exit status."""
     arguments = parse(words)
     if arguments.join is not None:
         print("\n".join(str(path) for path in join(arguments.join, arguments.out)))
@@ -113,13 +114,13 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def chosen_runs(arguments: argparse.Namespace) -> list[str]:
-    """Runs whose weights are asked for, as paths from the folder of all."""
+    """Return the runs whose weights are exported, as paths relative to the output folder."""
     places = [path for place in ("runs/*/", f"{RECIPE_RUNS}/*/") for path in sorted(arguments.out.glob(place))]
     return [str(path.relative_to(arguments.out)) for path in places if path.name in arguments.weights]
 
 
 def parse(words: Sequence[str] | None) -> argparse.Namespace:
-    """The command line, by the standard library alone."""
+    """Parse the command line, using only the standard library."""
     about, _, rest = (__doc__ or "").partition("\n")
     parser = argparse.ArgumentParser(
         prog="python -m experiments.paper_on_gpu",
@@ -129,28 +130,26 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
     )
     add = parser.add_argument
     add("--out", type=Path, default=Path("reproduction/paper"), help="folder of runs and logs, on a local disk")
-    add("--export", type=Path, help="folder for records and half-precision weights, written anew after each chunk")
-    add("--data-root", default="data", help="folder that holds CIFAR-10")
+    add("--export", type=Path, help="folder for records and half-precision weights, rewritten after each call")
+    add("--data-root", default="data", help="folder of CIFAR-10")
     add(
         "--minutes",
         type=float,
         default=9.0,
-        help="how long a call may train, 0 for not at all; the export comes after it",
+        help="time limit for jobs, not including the export; 0 runs no jobs",
     )
-    add("--scale", choices=("paper", "small", "mini", "tiny"), default="paper", help="as of attnconv reproduce")
-    add("--seeds", type=int, default=3, help="runs of quadratic, resnet18 and of the scripts")
-    add("--other-seeds", type=int, default=1, help="runs of the other models")
+    add("--scale", choices=("paper", "small", "mini", "tiny"), default="paper", help="as in attnconv reproduce")
+    add("--seeds", type=int, default=3, help="number of runs of quadratic, resnet18 and the scripts")
+    add("--other-seeds", type=int, default=1, help="number of runs of the other models")
     add("--content-epochs", type=int, default=100, help="epochs of learned-content and of the run with dropout")
-    add("--epochs", type=int, help="a shorter schedule for every training; the runs' names state it")
-    add(
-        "--precision", choices=("32", "bf16"), help="of every training; by default bf16 at scale paper, else the plan's"
-    )
+    add("--epochs", type=int, help="reduce the epochs of every run; run names include the number")
+    add("--precision", choices=("32", "bf16"), help="precision of all runs; default: bf16 at scale paper, else planned")
     add("--compile", action="store_true", help="compile the models")
-    add("--only", nargs="*", default=[], help="jobs whose names begin so; none for all")
-    add("--weights", nargs="*", default=[], metavar="RUN", help="run folders whose weights are exported too")
-    add("--again", action="store_true", help="try failed jobs once more")
-    add("--plan", action="store_true", help="only say what would be done")
-    add("--join", type=Path, metavar="FOLDER", help="make OUT from what was exported, and do nothing else")
+    add("--only", nargs="*", default=[], help="prefixes of job names to run; default: all jobs")
+    add("--weights", nargs="*", default=[], metavar="RUN", help="run folders whose weights are also exported")
+    add("--again", action="store_true", help="retry failed jobs")
+    add("--plan", action="store_true", help="only print the jobs and their state")
+    add("--join", type=Path, metavar="FOLDER", help="only restore OUT from an exported folder")
     add("--job", help=argparse.SUPPRESS)
     add("--script", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     add("--parent", type=int, help=argparse.SUPPRESS)
@@ -158,7 +157,7 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
 
 
 def plan(arguments: argparse.Namespace) -> list[Job]:
-    """All jobs, in their order."""
+    """Return all jobs in order."""
     again = [
         *("--out", str(arguments.out), "--data-root", arguments.data_root, "--scale", arguments.scale),
         *("--seeds", str(arguments.seeds), "--other-seeds", str(arguments.other_seeds)),
@@ -177,17 +176,17 @@ def plan(arguments: argparse.Namespace) -> list[Job]:
 
 
 def done(run: PlannedRun) -> Callable[[], bool]:
-    """Whether a training is finished, or known to have nothing to train."""
+    """Return a function that checks whether a run is finished, or is known to have nothing to train."""
     return lambda: run.folder.result() is not None or note_of(run).is_file()
 
 
 def note_of(run: PlannedRun) -> Path:
-    """Where it is written that a run has nothing to train."""
+    """Return the path of the note that a run has nothing to train."""
     return run.folder.path.with_name(f"{run.folder.path.name}-not-trained.txt")
 
 
 def trainings(arguments: argparse.Namespace) -> list[PlannedRun]:
-    """The runs of the paper's models, the most wanted first."""
+    """Return the runs of the paper's models, most important first."""
     seeds = max(arguments.seeds, arguments.other_seeds)
     planned = plan_runs(arguments.scale, arguments.out, names=ALL_RUNS, seeds=seeds, data_root=arguments.data_root)
     known = {(run.name, run.settings.train.seed): run for run in planned}
@@ -204,7 +203,7 @@ def trainings(arguments: argparse.Namespace) -> list[PlannedRun]:
 
 
 def shortened(run: PlannedRun, epochs: float) -> PlannedRun:
-    """A run on fewer epochs, named after them; as it is where it has no more. A pruned one goes on for a third."""
+    """Reduce a run to at most `epochs` epochs (a third for a pruned model), and add the number to its name."""
     settings, path = run.settings, run.folder.path
     count = int(min(epochs // 3 or 1 if run.name == PRUNED else epochs, settings.train.epochs))
     if settings.train.epochs == count:
@@ -214,18 +213,18 @@ def shortened(run: PlannedRun, epochs: float) -> PlannedRun:
 
 
 def adjusted(run: PlannedRun, precision: str | None, *, compiled: bool) -> PlannedRun:
-    """A run with another precision, or compiled; a long one is not written after every epoch."""
+    """Change a run's precision and compilation; long runs do not write a checkpoint after every epoch."""
     every = CHECKPOINT_EVERY if run.settings.train.epochs >= 100 else 1
     train = replace(run.settings.train, compile=compiled, checkpoint_every=every)
     if precision is not None:
-        train = replace(train, precision=precision)  # type: ignore[arg-type]  # argparse has checked it
+        train = replace(train, precision=precision)  # type: ignore[arg-type]  # validated by argparse
     return replace(run, settings=replace(run.settings, train=train))
 
 
 def other_jobs(arguments: argparse.Namespace) -> list[Job]:
-    """The other scripts. At scale tiny only those that go through run folders; the others have tests of their own."""
+    """Return the jobs of other scripts; at scale tiny only those that use run folders."""
     if importlib.util.find_spec("tyro") is None:
-        print("tyro: not installed, so fast-recast, sequence, recipes and recast-resnet are left out.", file=sys.stderr)
+        print("tyro: not installed; skipping fast-recast, sequence, recipes and recast-resnet.", file=sys.stderr)
         return []
     out, root, seeds = arguments.out.resolve(), ("--root", arguments.data_root), ("--seeds", str(arguments.seeds))
     jobs = []
@@ -247,7 +246,7 @@ def other_jobs(arguments: argparse.Namespace) -> list[Job]:
 
 
 def script_job(name: str, script: str, flags: Sequence[str], out: Path) -> Job:
-    """A script of this folder, done when its results are written."""
+    """Return the job of another experiment, which is done when its results are written."""
     words = ("-m", "experiments.paper_on_gpu", "--parent", str(os.getpid()), "--script", script, *flags)
     target = out / name
     return Job(
@@ -256,7 +255,7 @@ def script_job(name: str, script: str, flags: Sequence[str], out: Path) -> Job:
 
 
 def run_script(arguments: argparse.Namespace) -> None:
-    """A script of this folder with its flags, for as long as the process that started it."""
+    """Run another experiment with its flags, until the parent process ends."""
     if arguments.parent is not None:
         end_with(arguments.parent)
     import tyro
@@ -267,23 +266,23 @@ def run_script(arguments: argparse.Namespace) -> None:
 
 
 def state(job: Job, out: Path) -> str:
-    """`done`, `failed` or `to do`."""
+    """Return the state of a job: `done`, `failed` or `to do`."""
     return "done" if job.done() else "failed" if failure_of(job, out).is_file() else "to do"
 
 
 def failure_of(job: Job, out: Path) -> Path:
-    """Where a failure is remembered, so that the jobs behind it are not held up."""
+    """Return the path of the file that marks a failed job, so that later calls skip it."""
     return out / "logs" / f"{job.name}.failed.json"
 
 
 def stops(job: Job, out: Path) -> int:
-    """How often it was stopped because the time was over."""
+    """Return how often a job was stopped by the time limit."""
     file = out / "logs" / f"{job.name}.stops"
     return int(file.read_text(encoding="utf-8")) if file.is_file() else 0
 
 
 def work(jobs: Sequence[Job], out: Path, *, seconds: float, again: bool) -> None:
-    """Run jobs one after the other until all are done or the time is over, then kill the one that runs."""
+    """Run jobs one after another until all are done or the time limit is reached, then kill the current job."""
     end = time.monotonic() + seconds
     (out / "logs").mkdir(parents=True, exist_ok=True)
     for job in sorted(jobs, key=lambda job: job.waits and stops(job, out) >= PATIENCE):
@@ -294,12 +293,12 @@ def work(jobs: Sequence[Job], out: Path, *, seconds: float, again: bool) -> None
         left = end - time.monotonic()
         if left < min(LEAST_SECONDS, seconds / 2):
             return
-        print(f"{job.name}: begins, {left / 60:.1f} minutes left.", flush=True)
+        print(f"{job.name}: starting, {left / 60:.1f} minutes left.", flush=True)
         with (out / "logs" / f"{job.name}.log").open("ab") as log:
             try:
                 code = subprocess.run([sys.executable, *job.words], stdout=log, stderr=log, timeout=left, check=False)
-            except subprocess.TimeoutExpired:  # it was killed, which is what runs are made for
-                print(f"{job.name}: stopped, to be continued.", flush=True)
+            except subprocess.TimeoutExpired:  # the job was killed; runs are safe to kill
+                print(f"{job.name}: stopped by the time limit; the next call resumes it.", flush=True)
                 (out / "logs" / f"{job.name}.stops").write_text(str(stops(job, out) + 1), encoding="utf-8")
                 return
         if code.returncode or not job.done():
@@ -308,18 +307,18 @@ def work(jobs: Sequence[Job], out: Path, *, seconds: float, again: bool) -> None
 
 
 def end_with(parent: int) -> None:
-    """Let this process end within half a second of the one that started it, so that two never train the same run."""
+    """Exit within half a second after the parent process, so that two processes never train the same run."""
 
     def watch() -> None:
         while os.getppid() == parent:
             time.sleep(0.5)
-        os._exit(1)  # at any moment: this is what runs are made for
+        os._exit(1)  # runs are safe to kill at any time
 
     threading.Thread(target=watch, daemon=True).start()
 
 
 def train_job(arguments: argparse.Namespace) -> None:
-    """Begin or continue one training."""
+    """Start or resume one training run."""
     if arguments.parent is not None:
         end_with(arguments.parent)
     from attnconv.training.fitting import fit
@@ -331,7 +330,8 @@ def train_job(arguments: argparse.Namespace) -> None:
             r for r in trainings(arguments) if (r.name, r.settings.train.seed) == (SOURCE, settings.train.seed)
         )
         if source.folder.result() is None:
-            raise ValueError(bad("--job", f"must find {source.folder.path.name} finished", run.folder.path.name))
+            requirement = f"must have a finished source run {source.folder.path.name}"
+            raise ValueError(bad("--job", requirement, run.folder.path.name))
         try:
             settings, start, _ = pruned_start(run, source.folder)
         except NothingToPruneError as reason:

@@ -1,18 +1,19 @@
-"""Are exactly the degenerate heads pruned, and does accuracy recover? A model with planted heads, pruned, trained on.
+"""Pruning of degenerate heads: are exactly the planted heads found, and does accuracy recover after pruning?
 
-Two heads of every layer begin with the parameters of degenerate ones: S = 0, which averages the image, and S of rank
-one, which attends a stripe. Both stay so, since the gradient of S S^T is zero where a column of S is. The model is
-trained with them, the degenerate heads are found by the paper's thresholds and by those of its code, and removed; the
-rest trains on for a third of the epochs at a tenth of the rate.
+Two heads of every layer are initialised as degenerate heads: one with S = 0, which averages the image, and one with S
+of rank one, which attends to a stripe. Training does not change this, since the gradient of S S^T is zero for a column
+of S that is zero. After training, degenerate heads are detected with the thresholds of the paper and of its code, and
+removed. The pruned model is trained for a third of the epochs at a tenth of the learning rate.
 
     python -m experiments.prune_and_recover --root PATH/TO/CIFAR --out results/NAME
-    python -m experiments.prune_and_recover --no-trained      # the control alone
+    python -m experiments.prune_and_recover --no-trained      # only the control
 
-Which layers can then no longer express a 3 x 3 kernel? Where none could before, that asks nothing, so a control stands
-beside it: the same model with nine more heads per layer, hard ones on the taps of a 3 x 3 kernel. In its last layer one
-tap's head is a stripe by the paper's threshold, though it attends a single pixel.
+The script also tests which layers can no longer express a 3 x 3 kernel. If no layer can express one before pruning, the
+test is not informative, so there is a control: the same model with nine additional hard heads per layer, at the taps of
+the kernel. In its last layer, the head of one tap is a stripe by the paper's threshold, although it attends to one
+position.
 
-Trained runs are kept and continued: a second call measures them again.
+Trained runs are kept. A second call continues unfinished runs and repeats the measurements.
 """
 
 from collections.abc import Mapping, Sequence
@@ -42,8 +43,8 @@ from attnconv.training.run_folder import RunFolder
 from attnconv.training.settings import RunSettings
 from experiments.common import write_results
 
-HARDNESS = 40.0  # alpha of the control's nine heads: all but exp(-40) falls on one pixel
-PLANTED = (2, 6)  # the head that averages the image, and the stripe
+HARDNESS = 40.0  # alpha of the nine hard heads of the control; about exp(-40) of their attention is off the target
+PLANTED = (2, 6)  # indices of the averaging head and the stripe
 
 
 @dataclass(frozen=True)
@@ -53,23 +54,23 @@ class Settings:
     root: Path = Path("data")
     """Folder of CIFAR-10."""
     out: Path | None = None
-    """Folder for the table; None prints it only."""
+    """Output folder for the table; None only prints it."""
     kept: Path = Path("runs/prune-and-recover")
-    """Folder of the two runs, of these settings only."""
+    """Folder of the two runs; use a separate folder for other settings."""
     preset: str = "quadratic-generalized-small"
-    """A model of the generalised quadratic encoding."""
+    """Preset with the generalised quadratic encoding."""
     epochs: int = 9
-    """Of the training before; a third of them follow after the pruning."""
+    """Number of epochs before pruning; a third as many follow after it."""
     images: int | None = None
-    """Training images; None for all."""
+    """Number of training images; None for all."""
     trained: bool = True
-    """Whether to train; if not, the control alone is printed."""
+    """Train and prune the model; if False, only print the control."""
     seed: int = 42
-    """Of the parameters and of the order of images."""
+    """Seed of the initial parameters and of the order of images."""
 
 
 def main(settings: Settings) -> None:
-    """Train, prune, train on; print and write the table."""
+    """Train, prune and fine-tune; print and write the table."""
     torch.set_flush_denormal(True)
     control = control_lines(settings)
     if not settings.trained:
@@ -89,13 +90,13 @@ def main(settings: Settings) -> None:
         "before": accuracy(loaded.model, before.settings()),
         "pruned": accuracy(pruned, before.settings()),
         "pruned, loaded from its file": accuracy(again, before.settings()),
-        "trained on": accuracy(load(after.last_weights).model, after.settings()),
+        "pruned and fine-tuned": accuracy(load(after.last_weights).model, after.settings()),
     }
     report(settings, before, after, found, accuracies, expressed(loaded.model, pruned), control)
 
 
 def train_planted(settings: Settings) -> RunFolder:
-    """The run with planted heads."""
+    """Return the run with planted heads."""
     run = recipe(settings.preset)
     assert isinstance(run.model, AttentionSettings)
     run = replace(
@@ -116,7 +117,7 @@ def train_planted(settings: Settings) -> RunFolder:
 
 @torch.no_grad()
 def plant(encoding: nn.Module) -> None:
-    """Make two heads degenerate."""
+    """Set two heads to be degenerate."""
     assert isinstance(encoding, GeneralizedQuadratic)
     encoding.root_precision[PLANTED[0]] = 0
     encoding.root_precision[PLANTED[1], :, 1:] = 0
@@ -124,7 +125,7 @@ def plant(encoding: nn.Module) -> None:
 
 @torch.no_grad()
 def control_lines(settings: Settings) -> list[str]:
-    """Which layers of nine hard heads besides can no longer express a 3 x 3 kernel, as a table."""
+    """Return a table of which layers of the control can no longer express a 3 x 3 kernel."""
     run = recipe(settings.preset)
     assert isinstance(run.model, AttentionSettings)
     torch.manual_seed(settings.seed)
@@ -139,15 +140,15 @@ def control_lines(settings: Settings) -> list[str]:
     layer.encoding.get_parameter("root_precision")[taps[5], 1] *= 1e3
     removed = {name: degenerate_heads(layer) for name, layer in layers.items()}
     kernels = expressed(model, prune_heads(model, removed))
-    lines = ["| layer of the control | removed (paper) | 3 x 3 out of reach before | after |", "|---|---|---|---|"]
-    for name, (before, after) in kernels.items():  # rounding alone is told by its size
+    lines = ["| layer of the control | removed (paper) | 3 x 3 residual before | after |", "|---|---|---|---|"]
+    for name, (before, after) in kernels.items():  # rounding errors are printed in scientific notation
         left = f"{after:.0e}" if after < 1e-9 else f"{after:.3f}"
         lines.append(f"| {name} | {removed[name]} | {before:.0e} | {left} |")
     return lines
 
 
 def train_on(before: RunFolder, pruned: nn.Module, settings: Settings) -> RunFolder:
-    """The run that continues with what is left."""
+    """Return the run that fine-tunes the pruned model."""
     run = before.settings()
     assert isinstance(run.model, AttentionSettings)
     model = settings_after_pruning(run.model, pruned)
@@ -158,7 +159,7 @@ def train_on(before: RunFolder, pruned: nn.Module, settings: Settings) -> RunFol
 
 
 def accuracy(model: nn.Module, run: RunSettings) -> float:
-    """Part of the test images that are classified rightly."""
+    """Return the test accuracy, between 0 and 1."""
     data = load_data(run.data)
     return evaluate(
         model,
@@ -172,7 +173,7 @@ def accuracy(model: nn.Module, run: RunSettings) -> float:
 
 
 def expressed(before: nn.Module, after: nn.Module) -> dict[str, tuple[float, float]]:
-    """Per layer, the part of 3 x 3 kernels out of reach, away from the border: before and after."""
+    """Return the residual of 3 x 3 kernels away from the border (`missed`), before and after, for each layer."""
     rest = attention_layers(after)
     found = {}
     for name, layer in attention_layers(before).items():
@@ -190,14 +191,18 @@ def report(
     kernels: Mapping[str, tuple[float, float]],
     control: Sequence[str],
 ) -> None:
-    """Print, and write if wanted."""
+    """Print the tables; also write them if an output folder is given."""
     models = [run.settings().model for run in (before, after)]
     counts = {
         name: [count(model) for model in models]
-        for name, count in (("parameters", parameters), ("FLOPs, paper's way", flops_paper), ("FLOPs", flops_all))
+        for name, count in (
+            ("parameters", parameters),
+            ("FLOPs (as in the paper)", flops_paper),
+            ("FLOPs (total)", flops_all),
+        )
     }
     lines = [
-        "| layer | removed (paper) | removed (code) | 3 x 3 out of reach before | after |",
+        "| layer | removed (paper) | removed (code) | 3 x 3 residual before | after |",
         "|---|---|---|---|---|",
     ]
     lines += [

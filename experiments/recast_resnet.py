@@ -1,13 +1,13 @@
-"""Does a residual network, recast as attention and trained on with soft heads, rise above the CNN?
+"""Is a ResNet that is recast with soft heads and fine-tuned more accurate than the fine-tuned CNN?
 
-A finished run of `resnet18`, at any scale, is recast with hard heads: equal logits by construction, compared here on
-the test images, through the softmax too. Then the network itself and its recast with soft heads are trained on alike,
-as `experiments.finetune_recast` does, with several seeds. The learning rate of each is chosen by held-out images with
-the first seed; the test set plays no part in it.
+A finished run of `resnet18`, at any scale, is recast with hard heads. By construction the logits are equal, which is
+verified on the test images, also with the heads computed by softmax. Then the CNN and its recast with soft heads are
+fine-tuned in the same way, as in `experiments.finetune_recast`, with several seeds. The learning rate of each is chosen
+on held-out images with the first seed, not on the test set.
 
     python -m experiments.recast_resnet --run runs/resnet18 --root PATH/TO/CIFAR --out results/recast-resnet
 
-Finished trainings are kept, and a second call does only what is missing.
+Finished training runs are kept; a second call trains only the missing ones.
 """
 
 import copy
@@ -32,7 +32,7 @@ from experiments.fast_recast import part_right
 from experiments.finetune_recast import Result, Settings as TuningSettings, run as tune
 
 CNN, SOFT = "CNN", "soft heads"
-_FREE = ("run", "root", "out", "kept", "seeds", "rates", "compare", "device")  # no training depends on these
+_FREE = ("run", "root", "out", "kept", "seeds", "rates", "compare", "device")  # do not affect training
 
 
 @dataclass(frozen=True)
@@ -40,52 +40,52 @@ class Settings:
     """Arguments of the script."""
 
     run: Path
-    """Run folder of a residual network, finished; its epoch chosen on held-out images is taken."""
+    """Run folder of a ResNet, finished; its checkpoint of the best epoch on held-out images is used."""
     root: Path | None = None
-    """Folder of the run's images; None for where the run found them."""
+    """Folder of the run's images; None for the folder stored in the run."""
     out: Path | None = None
-    """Folder for the table; None prints it only."""
+    """Output folder for the table; None only prints it."""
     kept: Path = Path("runs/recast-resnet")
-    """Folder of finished trainings, of any settings."""
+    """Folder of finished training runs, for any settings."""
     seeds: int = 3
-    """Trainings of either network at its learning rate."""
+    """Number of training runs of each network with its learning rate."""
     rates: tuple[float, ...] = (0.01, 0.001, 0.0001)
-    """Learning rates to choose from (SGD with momentum 0.9, cosine to zero)."""
+    """Learning rates to choose from (SGD with momentum 0.9, cosine decay to zero)."""
     position_rate: float = 20.0
-    """Learning rate of centres and spreads, as a multiple."""
+    """Learning rate of centres and spreads, relative to that of the weights."""
     alpha: float = SOFT_ALPHA
     """Sharpness of soft heads, in 1 / pixel^2."""
     epochs: int = 2
-    """Passes over the training images."""
+    """Number of epochs."""
     images: int = 50_000
-    """Training images, at most."""
+    """Maximum number of training images."""
     test_images: int = 10_000
-    """Test images, at most."""
+    """Maximum number of test images."""
     compare: int = 200
-    """Test images whose logits are also computed through the softmax of every head."""
+    """Number of test images for which logits are also computed with the softmax of every head."""
     batch_size: int = 100
-    """Images at once."""
+    """Batch size."""
     device: DeviceName = "auto"
-    """Where to train; bf16 in matrix products on CUDA. Accuracies are measured in full precision."""
+    """Device for training, with bf16 matrix products on CUDA. Accuracies are measured in full precision."""
 
 
 @dataclass(frozen=True)
 class Equality:
-    """The network and its recast with hard heads, on test images."""
+    """Comparison of the network and its recast with hard heads on test images."""
 
     cnn: float
-    """Accuracy, a part of 1."""
+    """Accuracy of the CNN, between 0 and 1."""
     attention: float
     difference: float
-    """Largest difference of a logit, heads run as shifts."""
+    """Largest difference of a logit, with heads run as shifts."""
     softmax_difference: float
-    """Likewise, heads run through the softmax of all scores, on fewer images."""
+    """Largest difference of a logit, with heads computed by softmax, on fewer images."""
     largest_logit: float
 
 
 @dataclass(frozen=True)
 class Tuned:
-    """One training."""
+    """One fine-tuning run."""
 
     rate: float
     seed: int
@@ -96,9 +96,9 @@ Sets = dict[str, Images]
 
 
 def main(settings: Settings) -> tuple[Equality, dict[str, list[Tuned]]]:
-    """Recast, compare, train on; print and write the tables."""
+    """Recast, compare and fine-tune; print and write the tables."""
     if settings.seeds < 1 or not settings.rates:
-        raise ValueError(bad("--seeds and --rates", "must be at least one", (settings.seeds, settings.rates)))
+        raise ValueError(bad("--seeds and --rates", "must have at least one each", (settings.seeds, settings.rates)))
     torch.set_flush_denormal(True)
     device = device_of(settings.device)
     cnn = trained_network(settings.run).to(device)
@@ -119,27 +119,27 @@ def main(settings: Settings) -> tuple[Equality, dict[str, list[Tuned]]]:
 
 
 def trained_network(run: Path) -> nn.Module:
-    """The network of a finished run, in evaluation mode.
+    """Return the network of a finished run, in evaluation mode.
 
     Raises:
-        ValueError: The folder holds no run, one that is not finished, or one of another model.
+        ValueError: The folder is not a run, the run is not finished, or its model is not a ResNet.
     """
     folder = RunFolder(run)
     kind = type(folder.settings().model)
     if kind is not ResNetSettings or folder.result() is None:
         state = "unfinished" if folder.result() is None else "finished"
         got = f"{run}, {state}, of {kind.__name__}"
-        raise ValueError(bad("--run", "must be a finished run of a residual network", got))
+        raise ValueError(bad("--run", "must be a finished run of a ResNet", got))
     return load_model(run).model
 
 
 def images_of(settings: Settings, device: torch.device) -> Sets:
-    """The run's own images: what it learned from, held out and was tested on."""
+    """Return the training, held-out and test images of the run."""
     chosen = RunFolder(settings.run).settings().data
     root = chosen.root if settings.root is None else str(settings.root)
     data = load_data(replace(chosen, root=root, download=False))
     if not len(data.validation):
-        raise ValueError(bad("--run", "must hold out images, by which rates are chosen", "none of them"))
+        raise ValueError(bad("--run", "must have held-out images, to choose learning rates", "none"))
     parts = {
         "train": (data.train, settings.images),
         "held out": (data.validation, None),
@@ -149,7 +149,7 @@ def images_of(settings: Settings, device: torch.device) -> Sets:
 
 
 def compare(cnn: nn.Module, test: tuple[Tensor, Tensor], settings: Settings) -> Equality:
-    """The network and its recast with hard heads."""
+    """Compare the network with its recast with hard heads."""
     images, labels = test
     few = images[: settings.compare]
     plain, ours = (logits_of(net, images, several=False) for net in (cnn, recast(cnn)))
@@ -164,7 +164,7 @@ def compare(cnn: nn.Module, test: tuple[Tensor, Tensor], settings: Settings) -> 
 
 
 def tune_all(name: str, model: nn.Module, sets: Sets, settings: Settings) -> list[Tuned]:
-    """All rates with the first seed, then the best on held-out images with the others; the best one's come first."""
+    """Fine-tune with all rates and the first seed, then with the best rate and the other seeds; return best first."""
     tried = [tune_once(name, model, sets, settings, rate=rate, seed=0) for rate in settings.rates]
     best = max(tried, key=lambda one: one.result.held_out_after)
     others = [tune_once(name, model, sets, settings, rate=best.rate, seed=seed) for seed in range(1, settings.seeds)]
@@ -172,7 +172,7 @@ def tune_all(name: str, model: nn.Module, sets: Sets, settings: Settings) -> lis
 
 
 def tune_once(name: str, model: nn.Module, sets: Sets, settings: Settings, *, rate: float, seed: int) -> Tuned:
-    """One training of a copy of the network, or what is kept of it."""
+    """Return the result of fine-tuning a copy of the network, computing it if it is not cached."""
     how = TuningSettings(
         checkpoint=Path(),
         root=Path(),
@@ -191,20 +191,20 @@ def tune_once(name: str, model: nn.Module, sets: Sets, settings: Settings, *, ra
 
 
 def final(tuned: Sequence[Tuned]) -> list[Result]:
-    """The trainings at the chosen rate, seed by seed."""
+    """Return the results with the chosen learning rate, by seed."""
     return [one.result for one in tuned if one.rate == tuned[0].rate]
 
 
 def tables(equality: Equality, tuned: dict[str, list[Tuned]], settings: Settings) -> str:
-    """Markdown: the recast, the trainings, and the rates that were tried."""
+    """Return the Markdown tables of the recast, of fine-tuning, and of the learning rates."""
     lines = [
-        "| | CNN | the same as attention, hard heads |",
+        "| | CNN | recast as attention, hard heads |",
         "|---|---|---|",
         f"| test accuracy | {equality.cnn:.2%} | {equality.attention:.2%} |",
-        f"| largest difference of a logit, of {equality.largest_logit:.1f} at most | | {equality.difference:.1e} |",
-        f"| through the softmax ({settings.compare:,} images) | | {equality.softmax_difference:.1e} |",
+        f"| largest difference of a logit (largest logit {equality.largest_logit:.1f}) | | {equality.difference:.1e} |",
+        f"| with softmax ({settings.compare:,} images) | | {equality.softmax_difference:.1e} |",
         "",
-        "| trained on | rate | test before | after | held out after | heads moved by 0.1 | farthest move | seconds |",
+        "| fine-tuned | rate | test before | after | held out after | heads moved >= 0.1 | largest move | seconds |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for name, all_of in tuned.items():
@@ -217,7 +217,8 @@ def tables(equality: Equality, tuned: dict[str, list[Tuned]], settings: Settings
         )
     pairs = zip(final(tuned[CNN]), final(tuned[SOFT]), strict=True)
     gains = [100 * (soft.test_after - cnn.test_after) for cnn, soft in pairs]
-    lines += ["", f"Soft heads above the CNN, seed by seed, in points: {', '.join(f'{gain:+.2f}' for gain in gains)}."]
+    shown = ", ".join(f"{gain:+.2f}" for gain in gains)
+    lines += ["", f"Test accuracy of soft heads minus that of the CNN per seed, in percentage points: {shown}."]
     tried = {
         name: ", ".join(
             f"{one.rate:g}: {one.result.held_out_after:.2%}"
@@ -227,7 +228,7 @@ def tables(equality: Equality, tuned: dict[str, list[Tuned]], settings: Settings
         for name, all_of in tuned.items()
     }
     lines += [
-        "Held out after training, by rate: " + "; ".join(f"{name} {shown}" for name, shown in tried.items()) + "."
+        "Held-out accuracy by learning rate: " + "; ".join(f"{name} {shown}" for name, shown in tried.items()) + "."
     ]
     return "\n".join(lines)
 

@@ -1,12 +1,12 @@
-"""The recipes that `experiments.recipes` compares: changes of settings, each with a word why; free of torch.
+"""Training recipes for `experiments.recipes`: changes of settings with their rationale; does not import torch.
 
-Of all networks the same number is tried: the paper's recipe; another to start from; and changes of that, one at a
-time. `short` is for few epochs, in which every network here underfits; `long` is for the full models over hundreds,
-where it overfits. Nothing changes how attention is defined: what belongs to a recipe of the model is where its norms
-stand, its dropout and where heads begin.
+The number of candidates is the same for all networks: the paper's recipe, an alternative recipe, and single changes of
+the alternative. `SHORT` is for few epochs, in which all networks underfit. `LONG` is for the full models and hundreds
+of epochs, in which they overfit. No candidate changes the definition of attention. Recipes only change the position of
+norms, the dropout and the initial centres of heads in the model.
 
-A norm before each branch needs one more at the end. At full size that would be 800 parameters above the paper's, so
-the MLP gives up 8 of its 512 channels there; the reduced models have 128 parameters more in 0.2 million.
+Pre-norm models need an additional final norm. At full size this would be 800 parameters more than in the paper, so the
+MLP has 8 of its 512 channels fewer. The smaller models have 128 more parameters, of 0.2 million.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,10 +22,10 @@ NetworkName = Literal[
 ]
 NETWORKS: tuple[NetworkName, ...] = get_args(NetworkName)
 FIRST: tuple[NetworkName, ...] = ("quadratic", "resnet18")
-"""What is compared where nothing else is asked for: attention and convolutions of as many operations."""
+"""Networks that are compared by default: attention and convolution with about as many FLOPs."""
 Changes = Mapping[str, Mapping[str, Any]]
 
-# What a recipe of the library says of the attention model beside its sizes; the residual network has nothing such.
+# Settings of the attention model, other than sizes, that belong to a recipe. The ResNet has no settings of this kind.
 _MODEL: Mapping[RecipeName, Mapping[str, Any]] = {
     "paper": {"norm": "post", "norm_epsilon": 1e-12, "dropout": 0.1},
     "modern": {"norm": "pre", "norm_epsilon": 1e-5, "dropout": 0.0},
@@ -34,13 +34,13 @@ _MODEL: Mapping[RecipeName, Mapping[str, Any]] = {
 
 @dataclass(frozen=True)
 class Candidate:
-    """A recipe.
+    """A candidate recipe.
 
     Attributes:
-        name: Of its runs and in tables.
-        base: The recipe of `attnconv.training.recipes` that it begins with.
-        changes: Group of settings -> field -> value.
-        why: What speaks for it.
+        name: Name in run folders and tables.
+        base: Recipe of `attnconv.training.recipes` that it is based on.
+        changes: Changed values, by group of settings and field.
+        why: Rationale.
     """
 
     name: str
@@ -51,12 +51,12 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Candidates:
-    """What is tried for one network.
+    """All candidate recipes of one network.
 
     Attributes:
-        paper: The paper's recipe.
-        start: The other one.
-        variants: That one with single changes.
+        paper: Recipe of the paper.
+        start: Alternative recipe.
+        variants: Single changes of the alternative recipe.
     """
 
     paper: Candidate
@@ -65,12 +65,12 @@ class Candidates:
 
     @property
     def all(self) -> tuple[Candidate, ...]:
-        """In the order in which they are tried; of equals the first is taken."""
+        """All candidates in order; in case of ties the first one is chosen."""
         return self.paper, self.start, *self.variants
 
 
 def merged(first: Changes, second: Changes) -> dict[str, dict[str, Any]]:
-    """Changes on top of others; where both name a field the second stands.
+    """Merge two sets of changes; `second` has priority.
 
     Example:
         >>> merged({"optim": {"clip": 1.0}}, {"optim": {"learning_rate": 0.2}})
@@ -81,7 +81,7 @@ def merged(first: Changes, second: Changes) -> dict[str, dict[str, Any]]:
 
 
 def _varied(start: Candidate, *variants: tuple[str, Changes, str]) -> Candidates:
-    paper = Candidate("paper", "paper", {}, "the paper's own")
+    paper = Candidate("paper", "paper", {}, "recipe of the paper")
     made = (Candidate(name, start.base, merged(start.changes, changes), why) for name, changes, why in variants)
     return Candidates(paper, start, tuple(made))
 
@@ -90,13 +90,16 @@ def _rate(value: float) -> Changes:
     return {"optim": {"learning_rate": value}}
 
 
-_MODERN = Candidate("modern", "modern", {}, "the library's for small presets")
-_MILD = ("mild", {"augment": {"padding": 2}}, "few epochs hardly overfit: smaller shifts")
-_NEAR = ("near", {"model": {"centres": "near"}}, "heads begin as a 3 x 3 kernel, narrow")
-_FREE = ("free", {"optim": {"weight_decay": 0.01}}, "a fifth of the weight decay, which tables of positions have too")
+_MODERN = Candidate("modern", "modern", {}, "default recipe for small presets")
+_MILD = ("mild", {"augment": {"padding": 2}}, "weaker augmentation, since few epochs hardly overfit")
+_NEAR = ("near", {"model": {"centres": "near"}}, "heads initialised as a narrow 3 x 3 kernel")
+_FREE = ("free", {"optim": {"weight_decay": 0.01}}, "a fifth of the weight decay, which applies to position tables too")
 _DECAY = ("decay", {"optim": {"weight_decay": 1e-3}}, "twice the weight decay")
 
-_RATES = ("fast", _rate(4e-3), "twice the rate: few steps"), ("slow", _rate(1e-3), "half the rate")
+_RATES = (
+    ("fast", _rate(4e-3), "twice the learning rate, for few steps"),
+    ("slow", _rate(1e-3), "half the learning rate"),
+)
 _GAUSSIANS = _varied(_MODERN, *_RATES, _MILD, _NEAR)
 _TABLES = _varied(_MODERN, *_RATES, _MILD, _FREE)
 
@@ -108,22 +111,22 @@ SHORT: Mapping[NetworkName, Candidates] = {
     "learned-content": _TABLES,
     "resnet18": _varied(
         _MODERN,
-        ("fast", _rate(0.2), "twice the rate: few steps"),
-        ("slow", _rate(0.05), "half the rate"),
+        ("fast", _rate(0.2), "twice the learning rate, for few steps"),
+        ("slow", _rate(0.05), "half the learning rate"),
         _MILD,
         _DECAY,
     ),
 }
 
 _STRONG: Changes = {"augment": {"recipe": "modern"}}
-_MIX = ("mix", {"augment": {"cutmix": 1.0}}, "CutMix on top: many epochs overfit")
-_CUTOUT = ("cutout", {"augment": {"cutout": 16, "jitter": 0.0}}, "a larger square cut out, colours left alone")
+_MIX = ("mix", {"augment": {"cutmix": 1.0}}, "additional CutMix, since many epochs overfit")
+_CUTOUT = ("cutout", {"augment": {"cutout": 16, "jitter": 0.0}}, "larger cutout, no colour jitter")
 _LONG_MODEL: Changes = {"model": {"dropout": 0.1, "mlp_width": 504}, **_rate(1e-3)}
 
 _LONG_ATTENTION = Candidate(
-    "long", "modern", merged(_STRONG, _LONG_MODEL), "modern, slower, with dropout and stronger changes"
+    "long", "modern", merged(_STRONG, _LONG_MODEL), "lower learning rate, dropout, stronger augmentation"
 )
-_LONG_COMMON = ("fast", _rate(2e-3), "twice the rate"), _MIX, _CUTOUT
+_LONG_COMMON = ("fast", _rate(2e-3), "twice the learning rate"), _MIX, _CUTOUT
 _LONG_GAUSSIANS = _varied(_LONG_ATTENTION, *_LONG_COMMON, _NEAR)
 _LONG_TABLES = _varied(_LONG_ATTENTION, *_LONG_COMMON, _FREE)
 
@@ -134,8 +137,8 @@ LONG: Mapping[NetworkName, Candidates] = {
     "learned": _LONG_TABLES,
     "learned-content": _LONG_TABLES,
     "resnet18": _varied(
-        Candidate("long", "modern", _STRONG, "modern with stronger changes"),
-        ("fast", _rate(0.2), "twice the rate"),
+        Candidate("long", "modern", _STRONG, "stronger augmentation"),
+        ("fast", _rate(0.2), "twice the learning rate"),
         _MIX,
         _CUTOUT,
         _DECAY,
@@ -144,7 +147,7 @@ LONG: Mapping[NetworkName, Candidates] = {
 
 
 def candidates(scale: ScaleName, network: NetworkName) -> Candidates:
-    """What is tried at a scale.
+    """Return the candidates for a network at a scale.
 
     Example:
         >>> [len(candidates("mini", network).all) for network in NETWORKS]
@@ -154,22 +157,22 @@ def candidates(scale: ScaleName, network: NetworkName) -> Candidates:
 
 
 def combined(tried: Candidates, scores: Mapping[str, float]) -> Candidate | None:
-    """All variants together that did better by themselves than what they vary; None where fewer than two did.
+    """Combine all variants that are better than the alternative recipe; None if there are fewer than two.
 
     Args:
         tried: Candidates of a network.
-        scores: Name -> accuracy on held-out images. Of two that change the same field the better one has it.
+        scores: Accuracy on held-out images, by name. If two variants change the same field, the better one is used.
     """
     better = [variant for variant in tried.variants if scores[variant.name] > scores[tried.start.name]]
     changes = tried.start.changes
-    for variant in sorted(better, key=lambda variant: scores[variant.name]):  # the best last, so that it stands
+    for variant in sorted(better, key=lambda variant: scores[variant.name]):  # the last one has priority
         changes = merged(changes, _beyond(tried.start.changes, variant.changes))
     name = "+".join(variant.name for variant in better)
-    return Candidate(name, tried.start.base, changes, "what did better alone, together") if len(better) > 1 else None
+    return Candidate(name, tried.start.base, changes, "combined improvements") if len(better) > 1 else None
 
 
 def _beyond(first: Changes, second: Changes) -> Changes:
-    """What the second changes otherwise than the first."""
+    """Return the changes in `second` that differ from those in `first`."""
     return {
         group: {name: value for name, value in to.items() if (name, value) not in first.get(group, {}).items()}
         for group, to in second.items()
@@ -177,7 +180,7 @@ def _beyond(first: Changes, second: Changes) -> Changes:
 
 
 def settings_of(scale: ScaleName, network: NetworkName, candidate: Candidate) -> RunSettings:
-    """The run of a network at a scale with a recipe, over the scale's epochs.
+    """Return the run settings of a network with a recipe, for the epochs of the scale.
 
     Example:
         >>> settings = settings_at("paper", "resnet18")
@@ -191,12 +194,12 @@ def settings_of(scale: ScaleName, network: NetworkName, candidate: Candidate) ->
     changed: Any = {name: replace(group, **changes.pop(name, {})) for name, group in groups.items()}  # type: ignore[type-var]
     assert not changes, f"unknown groups of settings: {changes}"
     made = replace(planned, preset=f"{planned.preset}-{candidate.name}", model=model, **changed)
-    epochs = replace(made.train, epochs=base.train.epochs)  # those that its milestones are made for
+    epochs = replace(made.train, epochs=base.train.epochs)  # the epochs that its milestones refer to
     return over_epochs(replace(made, train=epochs), planned.train.epochs)
 
 
 def over_epochs(settings: RunSettings, epochs: int) -> RunSettings:
-    """A run on another number of epochs, its milestones moved with it; those that fall on its ends go.
+    """Change the number of epochs and rescale the milestones; milestones at the first or last epoch are removed.
 
     Example:
         >>> over_epochs(settings_at("paper", "resnet18"), 4).schedule.milestones
@@ -210,7 +213,7 @@ def over_epochs(settings: RunSettings, epochs: int) -> RunSettings:
 
 
 def in_words(changes: Changes) -> str:
-    """Changes as they stand in a table.
+    """Format changes for a table.
 
     Example:
         >>> in_words({"optim": {"learning_rate": 0.2}, "augment": {"padding": 2}})

@@ -1,20 +1,22 @@
-"""What accuracy does a better recipe give the paper's `quadratic` and ResNet-18, both tuned with the same care?
+"""Accuracy of the paper's `quadratic` and ResNet-18 with better training recipes, tuned with the same effort.
 
-First a search: the candidates of `experiments.recipe_candidates`, as many for either network, with one seed and the
-same few epochs each, then together what did better alone. The best on held-out images is chosen; test images play no
-part. Then the paper's recipe and the chosen one over all epochs, several seeds: test accuracy of the last epoch, and of
-the epoch chosen on held-out images.
+The first step is a search. Every candidate of `experiments.recipe_candidates` is trained with one seed for a few
+epochs, with the same number of candidates for each network. Changes that improved accuracy are then combined into one
+more candidate. The best candidate is chosen on held-out images; test images are not used. In the second step, the
+paper's recipe and the chosen one are trained for all epochs with several seeds. The test accuracy is reported for the
+last epoch and for the epoch chosen on held-out images.
 
     python -m experiments.recipes --root PATH/TO/CIFAR --out results/recipes
     python -m experiments.recipes --scale paper --plan
 
-The first is for CPU cores (scale `mini`: half the channels, 10 epochs), the second says what one GPU would be asked for
-the full models: their own candidates over 300 epochs, with stronger augmentation as far as `attnconv.data` has it.
-A search over fewer epochs than the final runs favours what learns fast and changes images little.
+The first command is for a CPU (scale `mini`: half the channels, 10 epochs). The second prints what would be trained on
+one GPU for the full models: other candidates for 300 epochs, with stronger augmentation. A search with fewer epochs
+than the final runs favours fast learning and weak augmentation.
 
-Each training is a run folder: after a kill it goes on after its last complete epoch, and finished ones are kept.
-Networks may be trained by two calls at once (`--networks quadratic`, `--networks resnet18`); a third then writes the
-table of both. The paper's other models have candidates too: `--networks quadratic-generalized learned`.
+Each training run has a run folder. Killed runs resume after their last completed epoch, and finished runs are kept. Two
+processes can train different networks at the same time (`--networks quadratic`, `--networks resnet18`); a third call
+then writes the table of both. The paper's other models also have candidates: `--networks quadratic-generalized
+learned`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -46,8 +48,8 @@ from experiments.recipe_candidates import (
 )
 
 SEARCH_EPOCHS: Mapping[ScaleName, int] = {"tiny": 1, "mini": 3, "small": 5, "paper": 60}
-SEARCH_SEED = FIRST_SEED - 1  # none of the final runs'
-TINY_IMAGES = 300  # at scale tiny the steps are what matters
+SEARCH_SEED = FIRST_SEED - 1  # not a seed of the final runs
+TINY_IMAGES = 300  # scale tiny only tests the steps
 
 
 @dataclass(frozen=True)
@@ -55,34 +57,35 @@ class Settings:
     """Arguments of the script."""
 
     scale: ScaleName = "mini"
-    """Sizes and epochs, as of `attnconv reproduce`."""
+    """Scale (model sizes and epochs), as in `attnconv reproduce`."""
     root: Path = Path("data")
-    """Folder of CIFAR-10; digits, at scale tiny, need none."""
+    """Folder of CIFAR-10; not needed at scale tiny, which uses digits."""
     out: Path | None = None
-    """Folder for the table and, for each network, one run with the chosen recipe; None prints the table only."""
+    """Output folder for the table and, for each network, one run with the chosen recipe; None only prints the table."""
     kept: Path = Path("runs/recipes")
     """Folder of all runs."""
     paper_runs: Path | None = None
-    """Run folders of `attnconv reproduce`: finished ones of the same settings are taken for the paper's recipe."""
+    """Folder of runs from `attnconv reproduce`; finished ones with the same settings are reused for the paper's
+    recipe."""
     networks: tuple[NetworkName, ...] = FIRST
-    """Which networks."""
+    """Networks to train."""
     search_epochs: int | None = None
-    """Epochs of each candidate; None for 1, 3, 5, 60 at scale tiny, mini, small, paper, or --epochs if less."""
+    """Epochs of each candidate; None for 1, 3, 5 or 60 at scale tiny, mini, small or paper, and at most --epochs."""
     epochs: int | None = None
-    """Epochs of the final runs; None for the scale's."""
+    """Epochs of the final runs; None for those of the scale."""
     seeds: int = 3
-    """Final runs of each recipe."""
+    """Number of final runs per recipe."""
     precision: Literal["32", "bf16"] | None = None
-    """Of every training; None for bf16 at scale paper, else the scale's."""
+    """Precision of all runs; None for bf16 at scale paper, otherwise that of the scale."""
     compile: bool = False
     """Compile the models."""
     plan: bool = False
-    """Only say what would be trained."""
+    """Only print what would be trained."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One candidate after the search; accuracy is a part of 1."""
+    """Result of one candidate in the search; accuracy is between 0 and 1."""
 
     network: str
     candidate: str
@@ -91,29 +94,29 @@ class Trial:
     why: str
     parameters: int
     held_out: float
-    """After the last epoch."""
+    """Accuracy after the last epoch."""
     seconds: float
 
 
 @dataclass(frozen=True)
 class Final:
-    """One run over all epochs; accuracies are parts of 1."""
+    """Result of one run over all epochs; accuracies are between 0 and 1."""
 
     network: str
     candidate: str
     seed: int
     parameters: int
     test: float
-    """After the last epoch."""
+    """Test accuracy after the last epoch."""
     held_out: float
     test_chosen: float
-    """Of the epoch with the highest accuracy on held-out images."""
+    """Test accuracy of the epoch with the highest accuracy on held-out images."""
     chosen_epoch: int
     seconds: float
 
 
 def main(settings: Settings) -> tuple[list[Trial], list[Final]]:
-    """Search, choose, train; print and write the tables."""
+    """Search for a recipe and train the final runs; print and write the tables."""
     if settings.seeds < 1:
         raise ValueError(bad("--seeds", "must be at least 1", settings.seeds))
     if settings.plan:
@@ -145,7 +148,7 @@ Tried = Sequence[tuple[Candidate, Trial]]
 
 
 def search(network: NetworkName, settings: Settings) -> Tried:
-    """Every candidate of a network, and together those that did better alone."""
+    """Try every candidate of a network, and the combination of those that improved accuracy."""
     known = candidates(settings.scale, network)
     tried = [(candidate, try_out(network, candidate, settings)) for candidate in known.all]
     last = combined(known, {trial.candidate: trial.held_out for _, trial in tried})
@@ -153,7 +156,7 @@ def search(network: NetworkName, settings: Settings) -> Tried:
 
 
 def try_out(network: NetworkName, candidate: Candidate, settings: Settings) -> Trial:
-    """One candidate over the few epochs of the search. What it does on test images is not looked at."""
+    """Train one candidate for the epochs of the search. Its test accuracy is not used."""
     run = run_of(network, candidate, settings, epochs=search_epochs(settings), seed=SEARCH_SEED)
     result = trained(run, folder_of(network, candidate, run, settings))
     changes = {group: dict(to) for group, to in candidate.changes.items()}
@@ -170,12 +173,12 @@ def try_out(network: NetworkName, candidate: Candidate, settings: Settings) -> T
 
 
 def chosen_of(tried: Tried) -> Candidate:
-    """The candidate with the highest accuracy on held-out images, the first of equals."""
+    """Return the candidate with the highest accuracy on held-out images, the first in case of ties."""
     return max(tried, key=lambda pair: pair[1].held_out)[0]
 
 
 def final_runs(network: NetworkName, chosen: Candidate, settings: Settings) -> list[Final]:
-    """The paper's recipe and the chosen one, seed by seed."""
+    """Train the paper's recipe and the chosen one with all seeds."""
     paper = candidates(settings.scale, network).paper
     recipes = [paper] if chosen == paper else [paper, chosen]
     finals = []
@@ -190,7 +193,7 @@ def final_runs(network: NetworkName, chosen: Candidate, settings: Settings) -> l
 
 
 def keep_weights(network: NetworkName, chosen: Candidate, settings: Settings, target: Path) -> None:
-    """Records and half-precision weights of the first run with the chosen recipe, where it was trained here."""
+    """Copy records and half-precision weights of the first run with the chosen recipe, if it was trained here."""
     run = run_of(network, chosen, settings, epochs=settings.epochs, seed=FIRST_SEED)
     folder = RunFolder(folder_of(network, chosen, run, settings))
     if folder.last_weights.is_file():
@@ -198,7 +201,7 @@ def keep_weights(network: NetworkName, chosen: Candidate, settings: Settings, ta
 
 
 def final_of(network: NetworkName, candidate: Candidate, seed: int, result: Mapping[str, Any]) -> Final:
-    """A final run from its `result.json`."""
+    """Convert the `result.json` of a final run to a `Final`."""
     last, best = result["last"], result["best"]
     return Final(
         network=network,
@@ -216,7 +219,7 @@ def final_of(network: NetworkName, candidate: Candidate, seed: int, result: Mapp
 def run_of(
     network: NetworkName, candidate: Candidate, settings: Settings, *, epochs: int | None, seed: int
 ) -> RunSettings:
-    """Settings of one training; None epochs are the scale's."""
+    """Return the settings of one run; `epochs=None` uses the epochs of the scale."""
     run = settings_of(settings.scale, network, candidate)
     if epochs is not None:
         run = over_epochs(run, epochs)
@@ -234,15 +237,15 @@ def run_of(
 
 
 def folder_of(network: NetworkName, candidate: Candidate, run: RunSettings, settings: Settings) -> Path:
-    """Where a run lies: everything that this script can set has a part in its path."""
+    """Return the folder of a run; its path contains all settings that this script can change."""
     of = f"{settings.scale}-{run.train.precision}" + ("-compiled" if run.train.compile else "")
     return settings.kept / of / f"{run.train.epochs}-epochs" / f"{network}-{candidate.name}-seed-{run.train.seed}"
 
 
 def trained(run: RunSettings, folder: Path) -> Mapping[str, Any]:
-    """What a run came to; begun, continued, or only read where it is finished."""
+    """Return the result of a run, which is started or resumed unless it is finished."""
     result = finished_alike(folder, run)
-    if result is None:  # also where a run of other settings lies there, which is refused
+    if result is None:  # `fit` raises an error if the folder has a run with other settings
         fit(run, folder, resume=True, command=["python", "-m", "experiments.recipes"])
         result = RunFolder(folder).result()
     assert result is not None
@@ -250,7 +253,7 @@ def trained(run: RunSettings, folder: Path) -> Mapping[str, Any]:
 
 
 def finished_alike(folder: Path | None, run: RunSettings) -> Mapping[str, Any] | None:
-    """The result of a finished run that differs in nothing that moves weights."""
+    """Return the result if the folder has a finished run whose settings lead to the same weights, otherwise None."""
     result = None if folder is None else RunFolder(folder).result()
     if folder is None or result is None:
         return None
@@ -260,7 +263,7 @@ def finished_alike(folder: Path | None, run: RunSettings) -> Mapping[str, Any] |
 
 
 def search_epochs(settings: Settings) -> int:
-    """Epochs of each candidate."""
+    """Return the number of epochs of each candidate."""
     if settings.search_epochs is not None:
         return settings.search_epochs
     usual = SEARCH_EPOCHS[settings.scale]
@@ -268,8 +271,8 @@ def search_epochs(settings: Settings) -> int:
 
 
 def plan(settings: Settings) -> str:
-    """What would be trained, in words."""
-    lines = ["| network | candidate | recipe | changes | why | parameters |", "|---|---|---|---|---|---|"]
+    """Return a description of what would be trained, in Markdown."""
+    lines = ["| network | candidate | recipe | changes | rationale | parameters |", "|---|---|---|---|---|---|"]
     for network in settings.networks:
         for c in candidates(settings.scale, network).all:
             count = parameters(settings_of(settings.scale, network, c).model)
@@ -280,19 +283,18 @@ def plan(settings: Settings) -> str:
     run = run_of("quadratic", paper, settings, epochs=settings.epochs, seed=FIRST_SEED)
     lines += [
         "",
-        f"{each} to {each + networks} trainings of {search_epochs(settings)} epochs with seed {SEARCH_SEED}, then "
-        f"{networks * settings.seeds} to {2 * networks * settings.seeds} of {run.train.epochs} epochs, in "
-        f"{run.train.precision}.",
+        f"{each} to {each + networks} runs of {search_epochs(settings)} epochs with seed {SEARCH_SEED}, then "
+        f"{networks * settings.seeds} to {2 * networks * settings.seeds} runs of {run.train.epochs} epochs, with "
+        f"precision {run.train.precision}.",
     ]
     return "\n".join(lines)
 
 
 def tables(trials: Sequence[Trial], finals: Sequence[Final], settings: Settings) -> str:
-    """Markdown: the final runs, and the search."""
+    """Return the Markdown tables of the final runs and of the search."""
     epochs = search_epochs(settings)
     lines = [
-        "| network | recipe | parameters | test accuracy, last epoch | epoch chosen on held-out images | held out | "
-        "minutes |",
+        "| network | recipe | parameters | test accuracy, last epoch | best held-out epoch | held out | minutes |",
         "|---|---|---|---|---|---|---|",
     ]
     for network, recipe in dict.fromkeys((final.network, final.candidate) for final in finals):
@@ -303,7 +305,7 @@ def tables(trials: Sequence[Trial], finals: Sequence[Final], settings: Settings)
         minutes = spread([run.seconds / 60 for run in runs])
         lines.append(f"| {network} | {recipe} | {runs[0].parameters:,} | {' | '.join(shown)} | {minutes} |")
     searched = [
-        f"| network | candidate | recipe | changes | why | parameters | held out, epoch {epochs} |",
+        f"| network | candidate | recipe | changes | rationale | parameters | held out, epoch {epochs} |",
         "|---|---|---|---|---|---|---|",
     ]
     for t in trials:

@@ -1,4 +1,4 @@
-"""ResNet-20 for CIFAR-10 with parameter-free shortcuts, as a published checkpoint names its tensors."""
+"""ResNet-20 for CIFAR-10 with parameter-free shortcuts, and the tensor names of a published checkpoint."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 class Block(nn.Module):
-    """Two 3 x 3 convolutions; where the size changes, the shortcut takes every other pixel and pads channels."""
+    """Residual block of two 3 x 3 convolutions; if the size changes, the shortcut subsamples and pads channels."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class Block(nn.Module):
 
 
 class ResNet20(nn.Module):
-    """Three stages of three blocks; 269,722 parameters."""
+    """ResNet-20 with three stages of three blocks and 269,722 parameters."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class ResNet20(nn.Module):
 
 
 def pretrained(file: Path) -> ResNet20:
-    """The network with the checkpoint's weights, in eval mode."""
+    """Return the network with the weights of a checkpoint, in evaluation mode."""
     state = torch.load(file, map_location="cpu", weights_only=True)["state_dict"]
     model = ResNet20()
     model.load_state_dict({name.removeprefix("module."): tensor for name, tensor in state.items()})

@@ -1,13 +1,13 @@
-"""Do 1-D attention layers learn to convolve a sequence? The question that the paper leaves open.
+"""Do one-dimensional attention layers learn to convolve sequences? The paper leaves this question open.
 
-Networks of `SelfAttention1d` whose heads see positions alone (quadratic, and a learned relative table) learn tasks that
-need local filters; beside them a network of Conv1d with as many weights, and attention that sees no positions. For each
-layer: how many heads hold a fixed shift, which, and how convolutional the layer is; where a teacher made the task, how
-many of its shifts were found.
+Networks of `SelfAttention1d` with position-only scores (quadratic, and a learned relative table) are trained on tasks
+that require local filters. The baselines are a network of Conv1d layers with as many weights, and attention without
+positions. For each layer, the script reports the heads at a fixed shift, their shifts and the convolution score. For
+the task with a teacher network, it reports how many of the teacher's shifts were found.
 
     python -m experiments.sequence --root PATH/TO/CIFAR --out results/sequence
 
-Finished runs are kept, and a second call trains only what is missing.
+Finished runs are kept; a second call trains only the missing ones.
 """
 
 import time
@@ -32,7 +32,7 @@ from experiments.sequence_figure import draw_shifts
 from experiments.sequence_tasks import MODELS, PLACES, TEACHER_SHIFTS, ModelName, SequenceNet, Task, TaskName, make_task
 
 UNDECAYED = ("centres", "spread")
-LOOKED_AT = 50  # sequences by which heads are judged; those of positions alone are the same for all
+LOOKED_AT = 50  # sequences for head statistics; position-only heads are the same for all sequences
 
 
 @dataclass(frozen=True)
@@ -42,55 +42,55 @@ class Settings:
     root: Path | None = None
     """Folder of CIFAR-10, for the task `rows`."""
     out: Path | None = None
-    """Folder for tables and figure; None prints the tables only."""
+    """Output folder for tables and figure; None only prints the tables."""
     kept: Path = Path("runs/sequence")
-    """Folder of finished runs, of any settings."""
+    """Folder of finished runs, for any settings."""
     tasks: tuple[TaskName, ...] = ("teacher", "digits", "rows")
-    """Which tasks."""
+    """Tasks to train."""
     seeds: int = 3
-    """Runs of each model."""
+    """Number of runs per model."""
     control_seeds: int = 3
-    """Runs of attention without positions, at most as many: it is the slowest, and varies least."""
+    """Number of runs of attention without positions, at most `seeds`; these are the slowest and vary the least."""
     width: int = 32
-    """Channels between layers."""
+    """Number of channels between layers."""
     steps: int = 2_500
-    """Optimiser steps of each run of the teacher's task."""
+    """Number of optimiser steps per run of the teacher task."""
     real_steps: int = 600
-    """Optimiser steps of each run of the real tasks."""
+    """Number of optimiser steps per run of the other tasks."""
     batch_size: int = 64
-    """Sequences at once."""
+    """Batch size."""
     images: int = 20_000
-    """Training images of `rows`."""
+    """Number of training images of `rows`."""
     test_images: int = 2_000
-    """Sequences to measure on, at most."""
+    """Maximum number of test sequences."""
     rate: float = 3e-3
-    """Learning rate (AdamW, cosine to zero, one twentieth of the steps of warm-up)."""
+    """Learning rate (AdamW, cosine decay to zero after warm-up for 5 % of the steps)."""
     position_rate: float = 10.0
-    """Learning rate of centres and spreads, as a multiple: places are a larger unit than weights."""
+    """Learning rate of centres and spreads, relative to `rate`; positions have a larger scale than weights."""
     weight_decay: float = 0.01
-    """Of weights; centres and spreads have none."""
+    """Weight decay of weights; centres and spreads have none."""
     device: DeviceName = "auto"
-    """Where to train; bf16 in matrix products on CUDA."""
+    """Device for training, with bf16 matrix products on CUDA."""
 
 
 @dataclass(frozen=True)
 class Layer:
-    """What the heads of one layer do."""
+    """Head statistics of one layer."""
 
     heads: int
     fixed_before: int
-    """Heads at a fixed shift before training."""
+    """Number of heads at a fixed shift before training."""
     shifts: tuple[int, ...]
-    """Of the heads at a fixed shift after it, in order."""
+    """Sorted shifts of the heads at a fixed shift after training."""
     all_shifts: tuple[tuple[int, float, float], ...]
-    """Of every head: best shift, mass there, constancy."""
+    """Best shift, attention to it, and constancy of every head."""
     score: float
-    """The convolutional score of an audit, 0 to 1."""
+    """Convolution score, 0 to 1."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """One run. The score is accuracy, or of the teacher's task the squared error over the channels' mean variance."""
+    """Result of one run. The score is the accuracy, or the relative squared error for the teacher task."""
 
     task: str
     model: str
@@ -102,9 +102,9 @@ class Result:
 
 
 def main(settings: Settings) -> list[Result]:
-    """Train what is missing, print and write the tables."""
+    """Train missing runs; print and write the tables."""
     if "rows" in settings.tasks and settings.root is None:
-        raise ValueError(bad("--root", "must name the folder of CIFAR-10 for the task rows", None))
+        raise ValueError(bad("--root", "must be the folder of CIFAR-10 for the task rows", None))
     torch.set_flush_denormal(True)
     results = []
     for name in settings.tasks:
@@ -122,7 +122,7 @@ def main(settings: Settings) -> list[Result]:
 
 
 def run_once(task: Task, model: ModelName, seed: int, settings: Settings) -> Result:
-    """A run, or what is kept of it."""
+    """Return the result of a run, training it if it is not cached."""
     other = "real_steps" if task.teacher is not None else "steps"
     free = ("root", "out", "kept", "tasks", "seeds", "control_seeds", other)
     values = {name: str(value) for name, value in asdict(settings).items() if name not in free}
@@ -132,7 +132,7 @@ def run_once(task: Task, model: ModelName, seed: int, settings: Settings) -> Res
 
 
 def from_plain(values: dict[str, Any]) -> Result:
-    """A result from what JSON made of it."""
+    """Convert the JSON values of a result back to a `Result`."""
     layers = tuple(
         Layer(**{**layer, "shifts": tuple(layer["shifts"]), "all_shifts": tuple(map(tuple, layer["all_shifts"]))})
         for layer in values["layers"]
@@ -141,7 +141,7 @@ def from_plain(values: dict[str, Any]) -> Result:
 
 
 def train_and_look(task: Task, model: ModelName, seed: int, settings: Settings) -> Result:
-    """A network of one kind: trained, measured, its heads looked at."""
+    """Train a network, and measure its score and head statistics."""
     torch.manual_seed(seed)
     network = SequenceNet(task, model, width=settings.width)
     before = [] if model == "convolution" else look(network, task)
@@ -169,7 +169,7 @@ def train_and_look(task: Task, model: ModelName, seed: int, settings: Settings) 
 
 
 def train(network: nn.Module, task: Task, seed: int, settings: Settings) -> None:
-    """AdamW with warm-up and a cosine to zero."""
+    """Train with AdamW, warm-up and cosine decay to zero."""
     device = device_of(settings.device)
     attention = [layer for layer in network.modules() if isinstance(layer, SelfAttention)]
     undecayed = {id(p) for layer in attention for n, p in layer.encoding.named_parameters() if n in UNDECAYED}
@@ -186,7 +186,7 @@ def train(network: nn.Module, task: Task, seed: int, settings: Settings) -> None
     schedule = torch.optim.lr_scheduler.OneCycleLR(
         optimiser,
         [group["lr"] for group in optimiser.param_groups],
-        total_steps=steps + 1,  # the scheduler begins with one of its own
+        total_steps=steps + 1,  # the scheduler takes one step when it is created
         pct_start=0.05,
         cycle_momentum=False,
     )
@@ -203,7 +203,7 @@ def train(network: nn.Module, task: Task, seed: int, settings: Settings) -> None
 
 
 def loss_of(made: Tensor, target: Tensor) -> Tensor:
-    """Cross-entropy of classes, mean square of sequences."""
+    """Return the cross-entropy for classes, or the mean squared error for sequences."""
     if target.dtype == torch.int64:
         return F.cross_entropy(made.float(), target, label_smoothing=0.1)
     return F.mse_loss(made.float(), target)
@@ -211,7 +211,7 @@ def loss_of(made: Tensor, target: Tensor) -> Tensor:
 
 @torch.inference_mode()
 def measure(network: nn.Module, task: Task, device: torch.device) -> float:
-    """Accuracy, or the squared error over the mean variance of the target's channels, in full precision."""
+    """Return the accuracy, or the squared error relative to the targets' mean channel variance, in full precision."""
     network.eval()
     made = torch.cat([network(part.to(device)).cpu() for part in task.test.split(250)])
     if task.test_targets.dtype == torch.int64:
@@ -223,7 +223,7 @@ Looked = tuple[list[tuple[int, float, float, bool]], float]
 
 
 def look(network: nn.Module, task: Task) -> list[Looked]:
-    """Per layer: shift, mass, constancy and whether it is fixed of every head, and the convolutional score."""
+    """Return (best shift, attention to it, constancy, whether fixed) of all heads and the score, for each layer."""
     sequences = task.test[:LOOKED_AT]
     running: dict[str, RunningStatistics] = {}
 
@@ -240,10 +240,10 @@ def look(network: nn.Module, task: Task) -> list[Looked]:
 
 
 def found_of_teacher(layers: Sequence[Layer]) -> tuple[int, int]:
-    """How many of the teacher's shifts fixed heads hold, and the translation at which.
+    """Return how many of the teacher's shifts are those of fixed heads, and the translation g of the student.
 
-    A student may move all shifts of its first layer by g and those of the second by -g: away from the borders that is
-    the same function. The best g is taken, the smallest of equals.
+    If all shifts of layer 0 are translated by g and those of layer 1 by -g, the function is the same away from the
+    borders. The best g is used, and the smallest in case of ties.
     """
     first, second = (set(layer.shifts) for layer in layers)
     counts = {
@@ -255,13 +255,13 @@ def found_of_teacher(layers: Sequence[Layer]) -> tuple[int, int]:
 
 
 def tables(results: Sequence[Result]) -> str:
-    """Markdown: what came out, and what the heads do."""
+    """Return the Markdown tables of scores and head statistics."""
     lines = ["| task | model | parameters | error (teacher) or accuracy | seconds |", "|---|---|---|---|---|"]
     layers = [
-        "| task | model | layer | heads at a fixed shift before | after | convolutional score | shifts, seed by seed |",
+        "| task | model | layer | heads at a fixed shift before | after | convolution score | shifts per seed |",
         "|---|---|---|---|---|---|---|",
     ]
-    found = ["| model | teacher's shifts held, seed by seed | moved by |", "|---|---|---|"]
+    found = ["| model | teacher's shifts found, per seed | translated by |", "|---|---|---|"]
     for task, model in dict.fromkeys((r.task, r.model) for r in results):
         runs = [r for r in results if (r.task, r.model) == (task, model)]
         shown = spread([r.score for r in runs], percent=task != "teacher")
@@ -272,7 +272,7 @@ def tables(results: Sequence[Result]) -> str:
             counts = spread([float(len(layer.shifts)) for layer in each])
             shifts = "; ".join(", ".join(map(str, layer.shifts)) or "none" for layer in each)
             layers.append(
-                f"| {task} | {model} | {number + 1} | {mean(layer.fixed_before for layer in each):.1f} {of} | "
+                f"| {task} | {model} | {number} | {mean(layer.fixed_before for layer in each):.1f} {of} | "
                 f"{counts} {of} | {spread([layer.score for layer in each])} | {shifts} |"
             )
         if task == "teacher" and model != "convolution":

@@ -1,4 +1,4 @@
-"""The figure of `experiments.sequence`: the shift that each head prefers, and how much of its attention lies there."""
+"""Figure for `experiments.sequence`: the best shift of each head, and the attention to it."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,11 +17,11 @@ LARGEST = 90.0  # area of a head with all of its attention on one shift, in squa
 
 
 def draw_shifts(results: Sequence[Mapping[str, Any]], stem: Path) -> None:
-    """One row per task and model, one column per layer; seeds lie above each other.
+    """Draw one row per task and model and one column per layer, with seeds on the vertical axis.
 
     Args:
         results: Plain values of the runs.
-        stem: Of the two files.
+        stem: Path of the two figure files, without extension.
     """
     rows = [(t, m) for t in dict.fromkeys(r["task"] for r in results) for m in MODELS]
     columns = max(len(r["layers"]) for r in results)
@@ -35,11 +35,11 @@ def draw_shifts(results: Sequence[Mapping[str, Any]], stem: Path) -> None:
                     axes.set_axis_off()
                     continue
                 _panel(axes, [run["layers"][number] for run in runs])
-                axes.set_title(f"{task}, {model}, layer {number + 1}")
+                axes.set_title(f"{task}, {model}, layer {number}")
                 if task == "teacher":
                     for shift in TEACHER_SHIFTS[number]:
                         axes.axvspan(shift - 0.5, shift + 0.5, color=GRID, zorder=0)
-        figure.suptitle("The shift that each head prefers\nArea: attention there; filled: held as the query moves")
+        figure.suptitle("Best shift of each head\nArea: attention to it; filled: fixed as the query moves")
     save(figure, stem)
 
 

@@ -1,10 +1,10 @@
-"""What `experiments.sequence` trains on, and the networks that it trains.
+"""Tasks and networks for `experiments.sequence`.
 
-    teacher   noise (4 channels, 32 places); the target is what a fixed random stack of two convolutions makes of it
-    digits    scikit-learn's digits read row by row: 64 places of one channel, ten classes
-    rows      CIFAR-10, one place for each row of an image: 32 places of 96 channels, ten classes
+    teacher   noise (4 channels, 32 positions); the target is the output of a fixed random network of two convolutions
+    digits    scikit-learn's digits in row-major order: 64 positions with one channel, ten classes
+    rows      CIFAR-10 with one position per image row: 32 positions with 96 channels, ten classes
 
-Borders of the teacher are replicated: there hard heads under the softmax over the sequence alone are a convolution.
+The teacher uses replicate padding, which equals hard heads with a softmax over the sequence only.
 """
 
 from dataclasses import dataclass
@@ -25,25 +25,26 @@ TaskName: TypeAlias = Literal["teacher", "digits", "rows"]
 ModelName: TypeAlias = Literal["quadratic", "learned", "convolution", "no positions"]
 MODELS: tuple[ModelName, ...] = ("quadratic", "learned", "convolution", "no positions")
 
-CHANNELS, PLACES, HIDDEN = 4, 32, 16  # of the teacher's sequences, and between its two layers
+CHANNELS, PLACES, HIDDEN = 4, 32, 16  # channels and length of the teacher's sequences, and its hidden channels
 TEACHER_SHIFTS: tuple[tuple[int, ...], ...] = ((-1, 0, 1), (-2, -1, 0, 1, 2))
-KEY_CHANNELS = 8  # of each head's query and key where there are no positions
+KEY_CHANNELS = 8  # channels of each head's queries and keys in attention without positions
 
 
 @final
 @dataclass(frozen=True)
 class Task:
-    """Sequences and what is wanted of them.
+    """Training and test sequences of a task.
 
     Attributes:
-        name: Of the task.
-        train: Sequences (b, c, places); None where they are drawn anew at every step.
-        train_targets: Classes, or the teacher's outputs.
-        test, test_targets: Held out.
-        outputs: Classes, or channels of the target.
-        layers: Of a network for it.
-        heads: Of each layer, and places of a convolution's kernel.
-        teacher: Makes targets of fresh noise; None for the real tasks.
+        name: Name of the task.
+        train: Training sequences (b, c, positions); None if they are drawn at every step.
+        train_targets: Labels, or outputs of the teacher.
+        test: Test sequences.
+        test_targets: Labels, or outputs of the teacher.
+        outputs: Number of classes, or of target channels.
+        layers: Number of layers of a network for this task.
+        heads: Number of heads per layer, and kernel size of convolutions.
+        teacher: Network that computes targets for random inputs; None for the other tasks.
     """
 
     name: TaskName
@@ -57,7 +58,7 @@ class Task:
     teacher: nn.Module | None = None
 
     def batch(self, size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Sequences to train on, with their targets."""
+        """Return a batch of training sequences with their targets."""
         if self.train is None or self.train_targets is None:
             return self.fresh(size, generator)
         chosen = torch.randint(len(self.train), (size,), generator=generator)
@@ -65,21 +66,21 @@ class Task:
 
     @torch.no_grad()
     def fresh(self, size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Noise, and what the teacher makes of it."""
+        """Return random inputs and the teacher's outputs."""
         assert self.teacher is not None
         noise = torch.randn(size, CHANNELS, PLACES, generator=generator)
         return noise, self.teacher(noise)
 
 
 def make_task(name: TaskName, *, root: Path | None, images: int, test_images: int, seed: int) -> Task:
-    """A task, always the same for a seed.
+    """Create a task, deterministically for a seed.
 
     Args:
         name: `teacher`, `digits` or `rows`.
         root: Folder of CIFAR-10, for `rows`.
-        images: Training images of `rows`.
-        test_images: Sequences to measure on, at most.
-        seed: Of the teacher and of its noise.
+        images: Number of training images of `rows`.
+        test_images: Maximum number of test sequences.
+        seed: Seed of the teacher and of its test inputs.
     """
     if name == "teacher":
         return teacher_task(test_images, seed)
@@ -87,14 +88,14 @@ def make_task(name: TaskName, *, root: Path | None, images: int, test_images: in
         parts = [(part.images.float() / 127.5 - 1, part.labels) for part in read_digits()]
         train, test = ((pixels.flatten(2), labels) for pixels, labels in parts)
         return Task(name, *train, test[0][:test_images], test[1][:test_images], outputs=10, layers=3, heads=9)
-    assert root is not None  # Settings has checked it
+    assert root is not None  # checked by the caller
     sets = cifar10(root, {"train": slice(images)}, test_images)
     as_rows = {part: (pixels.permute(0, 1, 3, 2).flatten(1, 2), labels) for part, (pixels, labels) in sets.items()}
     return Task(name, *as_rows["train"], *as_rows["test"], outputs=10, layers=3, heads=5)
 
 
 def teacher_task(test_sequences: int, seed: int) -> Task:
-    """Two convolutions of 3 and 5 taps with independent normal weights, each output of variance 1."""
+    """Create the teacher: two convolutions of kernel size 3 and 5 with normal weights, and outputs of variance 1."""
     generator = torch.Generator().manual_seed(seed)
     modules: list[nn.Module] = []
     for given, made, shifts in zip((CHANNELS, HIDDEN), (HIDDEN, CHANNELS), TEACHER_SHIFTS, strict=True):
@@ -113,12 +114,14 @@ def teacher_task(test_sequences: int, seed: int) -> Task:
 
 @final
 class SequenceNet(nn.Module):
-    """Layers that mix places, with ReLU between them; for classes also batch norms, the mean over places and a map.
+    """Stack of attention or convolution layers with ReLU between them.
+
+    For classification, it also has batch norms, a mean over positions, and a linear head.
 
     Args:
-        task: What it is for.
-        name: Which layers.
-        width: Channels between layers.
+        task: Task of the network.
+        name: Kind of layers.
+        width: Number of channels between layers.
     """
 
     def __init__(self, task: Task, name: ModelName, *, width: int) -> None:
@@ -133,7 +136,7 @@ class SequenceNet(nn.Module):
         self.out = nn.Linear(width, task.outputs) if classes else None
 
     def forward(self, x: Float[Tensor, "b c places"]) -> Float[Tensor, "b outputs *places"]:
-        """Logits, or a sequence."""
+        """Return logits, or a sequence."""
         for number, (layer, norm) in enumerate(zip(self.layers, self.norms, strict=True)):
             x = norm(layer(x))
             if self.out is not None or number < len(self.layers) - 1:
@@ -142,13 +145,13 @@ class SequenceNet(nn.Module):
 
 
 def mixing_layer(name: ModelName, given: int, made: int, *, heads: int, places: int) -> nn.Module:
-    """A layer with one matrix per head, or per place of a kernel: the same number of weights.
+    """Return a layer with one matrix per head or kernel position, so that all kinds have as many of these weights.
 
     Args:
-        name: Which; `no positions` is attention by content alone, eq. (8) with its first term.
-        given: Channels in.
-        made: Channels out.
-        heads: Or places of the kernel, odd.
+        name: Kind of layer; `no positions` is attention by content only, equation (8) with its first term.
+        given: Number of input channels.
+        made: Number of output channels.
+        heads: Number of heads, or kernel size, odd.
         places: Length of the sequence, for the learned table.
     """
     encoding: Encoding

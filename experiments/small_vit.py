@@ -1,4 +1,4 @@
-"""A small vision transformer with the names of timm's, `patch_embed` to `blocks.N.attn.qkv`, and class tokens."""
+"""Small vision transformer with class tokens and the module names of timm (`patch_embed`, `blocks.N.attn.qkv`, ...)."""
 
 from typing import Any
 
@@ -31,7 +31,7 @@ class Attention(nn.Module):
 
 
 class Mlp(nn.Module):
-    """Two linear maps."""
+    """MLP with one hidden layer."""
 
     def __init__(self, dim: int, hidden: int) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class Mlp(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and MLP, normalised before."""
+    """Pre-norm block of attention and MLP."""
 
     def __init__(self, dim: int, num_heads: int, *, qk_norm: bool = False) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class Block(nn.Module):
 
 
 class PatchEmbed(nn.Module):
-    """Patches to tokens."""
+    """Patch embedding."""
 
     def __init__(self, patch: int, inputs: int, dim: int, grid: tuple[int, int]) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ class PatchEmbed(nn.Module):
 
 
 class AttentionPool(nn.Module):
-    """One learned query that looks at all tokens, as the head of SigLIP."""
+    """Attention pooling with one learned query, like the head of SigLIP."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ class AttentionPool(nn.Module):
 
 
 class SmallViT(nn.Module):
-    """timm's `VisionTransformer` at a small size, at its own start: weights of 0.02, biases of 0."""
+    """Small version of timm's `VisionTransformer`, with its initialisation (weights with std 0.02, biases 0)."""
 
     def __init__(
         self,
@@ -117,7 +117,7 @@ class SmallViT(nn.Module):
 
 
 class PoolingViT(nn.Module):
-    """`SmallViT` without other tokens, whose output is pooled by attention."""
+    """`SmallViT` without class tokens, with attention pooling."""
 
     def __init__(self) -> None:
         super().__init__()

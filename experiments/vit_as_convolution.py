@@ -1,12 +1,13 @@
-"""A small vision transformer on CIFAR-10: how many heads can be convolutions, and does it help to start as one?
+"""Convolutions in a small ViT on CIFAR-10: how many heads can be replaced, and does initialisation as one help?
 
-Heads: a model is trained, k of its heads are replaced for several k, and accuracy, output error and speed are measured.
-Start: models from their own start and from a convolution's, trained alike, over several seeds.
+Replacement: a model is trained, k of its heads are replaced for several k, and accuracy, output error and speed are
+measured. Initialisation: models with default initialisation and with initialisation as a convolution are trained in the
+same way, with several seeds.
 
     python -m experiments.vit_as_convolution --root PATH/TO/CIFAR --out results/NAME
 
-Trained models are kept and not trained again, so that several processes may share the work: let each train other
-seeds first, with `--seeds 1 --no-measure`.
+Trained models are kept and not trained again. To share the work between processes, let each train other seeds first,
+with `--seeds 1 --no-measure`.
 """
 
 import time
@@ -34,47 +35,47 @@ class Settings:
     root: Path
     """Folder of CIFAR-10."""
     out: Path | None = None
-    """Folder for the tables; None prints them only."""
+    """Output folder for the tables; None only prints them."""
     kept: Path = Path("runs/vit-as-convolution")
-    """Folder of trained models, of these settings only."""
+    """Folder of trained models; use a separate folder for other settings."""
     width: int = 90
-    """Channels."""
+    """Number of channels."""
     heads: int = 9
-    """Per layer."""
+    """Number of heads per layer."""
     depth: int = 4
-    """Layers."""
+    """Number of layers."""
     images: int = 50_000
-    """Training images."""
+    """Number of training images."""
     test_images: int = 10_000
-    """Test images."""
+    """Number of test images."""
     fit_images: int = 256
-    """Training images to which kernels are fitted; a quarter of them is held out for the errors."""
+    """Number of training images for fitting kernels; a quarter of them is held out to measure errors."""
     epochs: int = 8
-    """Passes over the training images."""
+    """Number of epochs."""
     tuning_epochs: int = 1
-    """Passes after heads were replaced; 0 for none."""
+    """Number of epochs after heads were replaced; 0 for no fine-tuning."""
     batch_size: int = 125
-    """Images at once."""
+    """Batch size."""
     rate: float = 1e-3
-    """Learning rate (AdamW, cosine to zero, one twentieth of the steps of warm-up)."""
+    """Learning rate (AdamW, cosine decay to zero after warm-up for 5 % of the steps)."""
     weight_decay: float = 0.05
-    """Of AdamW."""
+    """Weight decay of AdamW."""
     counts: tuple[int, ...] = (0, 4, 8, 12, 18, 24, 30, 36)
-    """Heads to replace."""
+    """Numbers of heads to replace."""
     starts: tuple[str, ...] = ("default", "random")
-    """Where models start: at their own start or as a convolution of these filters."""
+    """Initialisations: `default`, or a convolution with these `filters` (see `start_as_convolution`)."""
     mass: float = 0.9
-    """What heads put on their shifts at such a start."""
+    """Attention of heads to their shifts in the initialisation as a convolution."""
     position_length: float = 1.0
-    """Length of positions over that of content at such a start."""
+    """Norm of positions relative to content in the initialisation as a convolution."""
     seeds: tuple[int, ...] = (0, 1, 2)
-    """Runs of each start."""
+    """Seeds of the runs of each initialisation."""
     measure: bool = True
     """Replace heads and write the tables after training."""
 
 
 def main(settings: Settings) -> None:
-    """Train, replace, compare; print and write the tables."""
+    """Train models, replace heads and compare; print and write the tables."""
     torch.set_flush_denormal(True)
     sets = cifar10(settings.root, {"train": slice(settings.images)}, settings.test_images)
     trained: dict[str, list[float]] = {}
@@ -96,7 +97,7 @@ def main(settings: Settings) -> None:
 
 
 def trained_model(start: str, seed: int, sets: Sets, settings: Settings) -> tuple[nn.Module, list[dict[str, float]]]:
-    """A trained model, from the folder of those or made now; and what was said of its start."""
+    """Return a trained model, training it if it is not in the folder, and the measurements of its initialisation."""
     file = settings.kept / f"{start}-{seed}.pt"
     model, said = model_at(start, seed, sets, settings)
     if file.exists():
@@ -109,7 +110,7 @@ def trained_model(start: str, seed: int, sets: Sets, settings: Settings) -> tupl
 
 
 def model_at(start: str, seed: int, sets: Sets, settings: Settings) -> tuple[nn.Module, list[dict[str, float]]]:
-    """A model before training, and how nearly each layer is a convolution."""
+    """Return an initialised model, and how close each layer is to a convolution."""
     torch.manual_seed(seed)
     model = SmallViT(dim=settings.width, depth=settings.depth, num_heads=settings.heads)
     if start == "default":
@@ -128,7 +129,7 @@ def model_at(start: str, seed: int, sets: Sets, settings: Settings) -> tuple[nn.
 
 
 def train(model: nn.Module, images: Tensor, labels: Tensor, settings: Settings, seed: int) -> None:
-    """AdamW; images cropped from four pixels of padding, and flipped."""
+    """Train with AdamW and augmentation (random crops with 4 pixels of padding, and flips)."""
     generator = torch.Generator().manual_seed(seed)
     optimiser = torch.optim.AdamW(model.parameters(), lr=settings.rate, weight_decay=settings.weight_decay)
     each = len(images) // settings.batch_size
@@ -148,7 +149,7 @@ def train(model: nn.Module, images: Tensor, labels: Tensor, settings: Settings, 
 
 
 def augmented(images: Tensor, generator: torch.Generator) -> Tensor:
-    """Each image shifted over zeros, by up to four pixels, and every second one mirrored."""
+    """Shift each image by up to four pixels with zero padding, and flip it with probability 1/2."""
     count, _, height, width = images.shape
     padded = F.pad(images, (4,) * 4)
     down, right = torch.randint(0, 9, (2, count), generator=generator)
@@ -161,7 +162,7 @@ def augmented(images: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def replaced(model: nn.Module, count: int, sets: Sets, settings: Settings) -> dict[str, float]:
-    """A trained model with some heads replaced: before and after it is trained on, and its speed."""
+    """Replace heads of a trained model, and measure accuracy before and after fine-tuning, and speed."""
     result = replace_heads(model, sets["train"][0][: settings.fit_images], count=count)
     before = accuracy(result.model, *sets["test"])
     ratio = speed_ratio(result.model, model, sets["test"][0][:100])
@@ -183,7 +184,7 @@ def replaced(model: nn.Module, count: int, sets: Sets, settings: Settings) -> di
 
 @torch.inference_mode()
 def speed_ratio(new: nn.Module, old: nn.Module, images: Tensor) -> float:
-    """Median time of the new model by that of the old, in turns."""
+    """Return the median time of the new model divided by that of the old, measured alternately."""
     times: tuple[list[float], list[float]] = ([], [])
     for model in (new, old):
         model.eval()
@@ -197,9 +198,9 @@ def speed_ratio(new: nn.Module, old: nn.Module, images: Tensor) -> float:
 
 
 def heads_table(rows: list[dict[str, float]]) -> str:
-    """Markdown, and the most heads within half a point of the same model with none replaced."""
+    """Return the Markdown table of replaced heads, with the largest number that costs at most 0.5 points."""
     lines = [
-        "| heads replaced | output error | accuracy | trained on | time against the model's own |",
+        "| heads replaced | output error | accuracy | fine-tuned | time relative to the original |",
         "|---|---|---|---|---|",
     ]
     lines += [
@@ -211,13 +212,13 @@ def heads_table(rows: list[dict[str, float]]) -> str:
         none = [r[name] for r in rows if r["heads"] == 0]
         if none:
             most = max(int(r["heads"]) for r in rows if r[name] >= none[0] - 0.005)
-            lines.append(f"\nMost heads within 0.5 points ({name}, against none replaced): {most}.")
+            lines.append(f"\nLargest number of replaced heads within 0.5 percentage points ({name}): {most}.")
     return "\n".join(lines)
 
 
 def starts_table(trained: dict[str, list[float]]) -> str:
-    """Markdown: mean and deviation over seeds."""
-    lines = ["| start | accuracy | deviation | runs |", "|---|---|---|---|"]
+    """Return the Markdown table of initialisations, with mean and standard deviation over seeds."""
+    lines = ["| initialisation | accuracy | standard deviation | runs |", "|---|---|---|---|"]
     for start, found in trained.items():
         spread = f"{stdev(found):.2%}" if len(found) > 1 else "-"
         lines.append(f"| {start} | {mean(found):.2%} | {spread} | {len(found)} |")

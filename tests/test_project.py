@@ -117,7 +117,7 @@ class TestImports:
         table = (
             (ROOT / "docs" / "architecture.md")
             .read_text(encoding="utf-8")
-            .partition("| room |")[2]
+            .partition("| package |")[2]
             .partition("\n\n")[0]
         )
         named = re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)

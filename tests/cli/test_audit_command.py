@@ -166,7 +166,7 @@ def test_a_stock_model_at_another_size(package: str, spec: str, home: Path, caps
         ("quadratic-digits --queries 0", "--queries: .*got 0"),
         ("quadratic-digits --image-size 8by8", "--image-size: .*HxW.*got '8by8'"),
         ("quadratic-digits --grid 0", "--grid: .*HxW.*got '0'"),
-        ("quadratic-small --image-size 7", r"4 divides, got shape \(2, 3, 7, 7\)"),
+        ("quadratic-small --image-size 7", r"divisible by 4, got shape \(2, 3, 7, 7\)"),
         ("quadratic-digits --data nowhere", "--data: .*digits.*got 'nowhere'"),
         ("quadratic-digits --layers none", r"layers: .*got \['none'\]"),
         (

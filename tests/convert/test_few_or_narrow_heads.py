@@ -1,4 +1,4 @@
-"""Narrow heads: exact where the rank allows, else best in weights. Few heads: near, and known cases."""
+"""Narrow heads: exact if the rank allows it, otherwise the best weights. Few heads: accuracy and known cases."""
 
 import pytest
 import torch
@@ -32,8 +32,8 @@ def test_heads_as_wide_as_the_rank_are_exact(layer: SelfAttention2d, width: int)
 def test_several_narrow_heads_per_shift_are_exact(layer: SelfAttention2d, width: int) -> None:
     with torch.no_grad():
         assert layer.weight is not None
-        layer.weight[3, :, 1:] = 0  # a head of rank 1 among those of rank 6
-        layer.weight[4] = 0  # and one of rank 0
+        layer.weight[3, :, 1:] = 0  # one head of rank 1; others have rank 6
+        layer.weight[4] = 0  # one head of rank 0
     made, x = low_rank(layer, width, exact=True), torch.randn(2, 6, 9, 10, dtype=torch.float64)
     assert made.heads == 7 * -(-6 // width) + 2
     assert low_rank_error(layer, made, x) < 1e-12
@@ -74,7 +74,7 @@ def test_ranks_are_those_of_the_dtype() -> None:
 
 def test_what_cannot_be_factored_is_refused() -> None:
     layer = SelfAttention2d(4, 4, 2)
-    with pytest.raises(ValueError, match=r"layer: .*got factored ones"):
+    with pytest.raises(ValueError, match=r"layer: .*got factored weights"):
         low_rank(low_rank(layer, 2), 2)
     with pytest.raises(ValueError, match=r"layer: .*got 2"):
         low_rank(SelfAttention2d(4, 4, 2, groups=2), 2)
@@ -101,7 +101,7 @@ def test_never_worse_than_hard_heads_at_the_largest_taps(heads: int) -> None:
 
 @pytest.mark.parametrize("heads", [3, 5])
 def test_rounding_does_not_make_it_worse_than_hard_heads(heads: int) -> None:
-    """In bf16 weights that nearly cancel would lose more by rounding than the search has gained."""
+    """In bfloat16, large weights that nearly cancel would lose more by rounding than the search gained."""
     torch.manual_seed(2)
     conv = nn.Conv1d(1, 1, 7, padding=3, bias=False).bfloat16()
     with torch.no_grad():
@@ -182,7 +182,7 @@ def test_the_default_device_is_none_of_its_business() -> None:
 
 @pytest.mark.parametrize("sharpness", [0.1, 0.7, 0.9, 3.0])
 def test_heads_may_meet_and_the_error_is_that_of_one(sharpness: float) -> None:
-    """Equal heads have a singular Phi^T Phi; what lifts it must not be seen in the error."""
+    """Equal heads have a singular Phi^T Phi; its regularisation must not affect the error."""
     shifts = torch.arange(-2.0, 3, dtype=torch.float64)[:, None]
     problem = _Problem(shifts, torch.exp(-0.7 * shifts.square())[:, :, None], diagonal=False)
     centre, alpha = torch.tensor([[0.3]], dtype=torch.float64), torch.tensor([[sharpness]], dtype=torch.float64)
@@ -197,7 +197,7 @@ def test_heads_may_meet_and_the_error_is_that_of_one(sharpness: float) -> None:
 
 
 def test_a_search_that_is_slow_at_first_goes_on_to_the_end() -> None:
-    """Three Gaussians, two of them far apart and one between: after 20 steps their sum is still 6 % away."""
+    """Three Gaussians, two far apart and one in between: after 20 steps the error is still 6 %."""
     torch.manual_seed(2)
     conv = nn.Conv1d(1, 2, 11, padding=5, dtype=torch.float64)
     centres, alpha = torch.tensor([-3.0, 0.5, 3.0]).double(), torch.tensor([0.4, 0.8, 0.6]).double()

@@ -1,4 +1,4 @@
-"""Whole networks recast as attention and restored: outputs, weights, and everything that must stay as it was."""
+"""Whole networks recast as attention and restored: outputs, weights, and everything that must not change."""
 
 import copy
 import random
@@ -20,7 +20,7 @@ from tests.tolerances import tolerance
 
 
 class Network(nn.Module):
-    """A frozen layer, a module used twice, two that share a weight, groups, strides, dilation, a transposed layer."""
+    """Network with a frozen layer, a shared module, a tied weight, groups, strides, dilation and a transposed layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -129,7 +129,7 @@ def test_a_filter_of_another_type_is_refused() -> None:
 
 
 class Listed(nn.Module):
-    """A network that runs its layers from a plain list, and one of them from a hook."""
+    """Network that runs its layers from a plain list, and one of them from a hook."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -161,7 +161,7 @@ def test_layers_are_replaced_wherever_the_model_holds_them() -> None:
 
 
 class Forgetful(nn.Sequential):
-    """A class whose copies come back in training mode."""
+    """Module whose copies are in training mode."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Forgetful":
         twin = Forgetful(*copy.deepcopy(list(self), memo))
@@ -170,7 +170,7 @@ class Forgetful(nn.Sequential):
 
 
 class Closed(nn.Sequential):
-    """A class whose copies know nothing of what was copied before."""
+    """Module whose copies ignore the memo of deepcopy."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Closed":
         return Closed(*copy.deepcopy(list(self)))
@@ -202,8 +202,8 @@ def test_models_that_are_not_ready_are_refused_with_their_place() -> None:
 @pytest.mark.parametrize("alpha", [None, 3.0])
 @pytest.mark.parametrize("weights", ["slices", "nearest"])
 def test_the_meta_device_as_a_place_and_as_the_default(network: Network, alpha: float | None, weights: Any) -> None:
-    """A model without values has the shapes of its twin with values; where the default device is meta nothing is."""
-    network.second.weight = nn.Parameter(network.second.weight.detach().clone())  # `nearest` wants its own
+    """A meta model has the shapes of its recast with values; a default device of meta does not create meta layers."""
+    network.second.weight = nn.Parameter(network.second.weight.detach().clone())  # untied, for `nearest`
     expected = recast(network, alpha=alpha, weights=weights)
     empty = recast(copy.deepcopy(network).to("meta"), alpha=alpha, weights=weights)
     x = torch.randn(1, 3, 8, 8, dtype=torch.float64)
@@ -219,7 +219,7 @@ def test_the_meta_device_as_a_place_and_as_the_default(network: Network, alpha: 
 
 
 class Keeping(nn.Module):
-    """Keeps a method of its convolution, somewhere."""
+    """Module that keeps a reference to a method of its convolution."""
 
     def __init__(self, keep: Any) -> None:
         super().__init__()
@@ -235,7 +235,7 @@ def test_methods_of_convolutions_that_a_model_keeps_are_refused() -> None:
     for keep in (lambda conv: conv.forward, lambda conv: [{"run": (partial(conv._conv_forward),)}]):
         with pytest.raises(ValueError, match=r"model: .*got Keeping, which keeps Conv2d\._?(conv_)?f"):
             recast(Keeping(keep))
-    recast(Keeping(lambda conv: conv.__call__))  # calls what stands there now
+    recast(Keeping(lambda conv: conv.__call__))  # calls the replaced module
     with pytest.raises(ValueError, match=r"got Keeping, which keeps SelfAttention\.forward"):
         restore(Keeping(lambda conv: None).apply(_as_attention))
 
@@ -260,7 +260,7 @@ def test_all_that_cannot_be_converted_is_named() -> None:
         def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:  # noqa: A002
             return super()._conv_forward(input, weight - weight.mean(), bias)
 
-    message = r"0: .*got Odd with its own _conv_forward\..* Nor can 2 be converted\."
+    message = r"0: .*got Odd with its own _conv_forward\..* cannot be converted either: 2\."
     with pytest.raises(TypeError, match=message):
         recast(nn.Sequential(Odd(1, 1, 1), nn.Conv2d(1, 1, 1), Odd(1, 1, 1)))
     patched = nn.Conv2d(1, 1, 1)
@@ -275,7 +275,7 @@ def test_all_that_cannot_be_converted_is_named() -> None:
 def test_weights_that_are_shared_across_geometries_have_no_one_nearest() -> None:
     first, second = nn.Conv2d(2, 2, 3, padding=1), nn.Conv2d(2, 2, 3, padding=2, dilation=2)
     second.weight = first.weight
-    with pytest.raises(ValueError, match=r"1: weights: 'nearest' .*share a weight"):
+    with pytest.raises(ValueError, match=r"1: weights: .*got 'nearest'"):
         recast(nn.Sequential(first, second), alpha=1.0, weights="nearest")
     recast(nn.Sequential(first, second), alpha=1.0)
 
@@ -384,7 +384,7 @@ def test_comparison_takes_one_image_and_inputs_by_name() -> None:
     ids=str,
 )
 def test_gradients_of_bf16_images_no_larger_than_the_kernel(conv: Convolution, sizes: tuple[int, ...]) -> None:
-    """PyTorch's own are wrong on some CPUs."""
+    """Convolutions of PyTorch are wrong on some CPUs."""
     source, conv = random.Random(0), conv.to(torch.bfloat16)
     for layout in ("row-major", "channels-last"):
         x = laid_out(torch.randn(3, conv.in_channels, *sizes).to(torch.bfloat16), layout, source)

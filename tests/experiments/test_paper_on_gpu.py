@@ -201,7 +201,7 @@ class TestExport:
         with pytest.raises(ValueError, match=r"one\.safetensors .*got other bytes"):
             join(target, tmp_path / "again")
         part.unlink()
-        with pytest.raises(ValueError, match=r"all parts of one\.safetensors, got none of one\.safetensors\.part-01"):
+        with pytest.raises(ValueError, match=r"all parts of one\.safetensors, got no one\.safetensors\.part-01"):
             join(target, tmp_path / "again")
         assert not (tmp_path / "again").exists()
 

@@ -60,7 +60,7 @@ def test_from_a_run_to_the_table_and_kept(run: Path, tmp_path: Path, monkeypatch
     assert tuned[SOFT][0].result.farthest > 0
     record = json.loads((tmp_path / "out" / "results.json").read_text())
     assert record["network"]["widths"] == [6, 8]
-    assert "Soft heads above the CNN, seed by seed" in (tmp_path / "out" / "table.md").read_text()
+    assert "Test accuracy of soft heads minus that of the CNN" in (tmp_path / "out" / "table.md").read_text()
     monkeypatch.setattr(recast_resnet, "tune", None)  # a call would fail
     assert main(settings(run, tmp_path)) == (equality, tuned)
 

@@ -180,7 +180,8 @@ def test_the_plan_trains_nothing(trainer: Trainer, capsys: pytest.CaptureFixture
     assert main(Settings(scale="paper", plan=True)) == ([], [])
     assert trainer.runs == []
     assert (
-        "12 to 14 trainings of 60 epochs with seed 41, then 6 to 12 of 300 epochs, in bf16." in capsys.readouterr().out
+        "12 to 14 runs of 60 epochs with seed 41, then 6 to 12 runs of 300 epochs, with precision bf16."
+        in capsys.readouterr().out
     )
     assert "of 5 epochs with seed 41" in plan(Settings(scale="paper", epochs=5))
 

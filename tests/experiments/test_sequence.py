@@ -36,7 +36,7 @@ def test_from_beginning_to_end_and_kept(tmp_path: Path, monkeypatch: pytest.Monk
     record = json.loads((tmp_path / "out" / "results.json").read_text())
     assert record["settings"]["steps"] == 2
     assert "torch" in record["environment"]["versions"]
-    assert "teacher's shifts held" in (tmp_path / "out" / "table.md").read_text()
+    assert "teacher's shifts found" in (tmp_path / "out" / "table.md").read_text()
     assert (tmp_path / "out" / "shifts.png").stat().st_size > 1000
     monkeypatch.setattr(sequence, "train", None)  # a call would fail
     assert main(settings(tmp_path)) == first

@@ -132,7 +132,7 @@ def test_torch_s_own_parts_make_the_output(bias: bool) -> None:
 
 def test_an_output_that_its_parts_do_not_make_is_refused() -> None:
     module = Attention(24, 3)
-    with pytest.raises(ValueError, match=r"attention: .*got Attention, whose output is .* away"):
+    with pytest.raises(ValueError, match=r"attention: .*got Attention, whose output differs"):
         refuse_other_formula(replace(layer_tokens(module, X, (2, 5)), outputs=module(X) * 1.01))
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints: what is written is read, and everything else is rejected with a message."""
+"""Checkpoints: round trips, and errors for invalid files."""
 
 import json
 import os
@@ -32,7 +32,7 @@ def written(tmp_path: Path, settings: ModelSettings = TINY) -> tuple[Path, nn.Mo
 def rewrite(
     path: Path, *, metadata: Mapping[str, str | None] | None = None, tensors: Mapping[str, Tensor] | None = None
 ) -> None:
-    """Change some strings of a checkpoint's header (None removes one) or replace its tensors."""
+    """Change metadata of a checkpoint (None removes an entry) or replace its tensors."""
     with safetensors.safe_open(path, "pt") as file:
         strings: dict[str, str | None] = dict(file.metadata())
     strings |= {} if metadata is None else metadata
@@ -115,7 +115,7 @@ def test_numbers_that_are_not_finite_are_refused(tmp_path: Path, value: float) -
     before = path.read_bytes()
     with torch.no_grad():
         model.get_parameter("blocks.0.mlp_in.weight")[2, 1] = value
-    message = r"must hold only finite numbers, got NaN or infinity in blocks\.0\.mlp_in\.weight"
+    message = r"must have only finite values, got NaN or infinity in blocks\.0\.mlp_in\.weight"
     with pytest.raises(ValueError, match="model: " + message):
         save_weights(path, model, TINY)
     assert path.read_bytes() == before
@@ -219,12 +219,12 @@ def test_a_version_that_is_no_number_is_refused(tmp_path: Path, version: str) ->
 def test_metadata_that_is_not_what_it_should_be_is_refused(tmp_path: Path, metadata: Any, message: str) -> None:
     path, _ = written(tmp_path)
     rewrite(path, metadata=metadata)
-    with pytest.raises(ValueError, match=re.escape(message).replace(r"\.\.\.", ".*")):  # dots stand for any words
+    with pytest.raises(ValueError, match=re.escape(message).replace(r"\.\.\.", ".*")):  # dots match any text
         read_checkpoint(path)
 
 
 def test_equal_weights_are_equal_bytes_in_every_process() -> None:
-    """The format's own writer orders the map of strings by a hash that differs between calls."""
+    """The safetensors writer orders metadata by a hash that differs between processes."""
     model = build(TINY)
     files = {weights_bytes(model, TINY, About(("a", "ü"))) for _ in range(8)}
     assert len(files) == 1

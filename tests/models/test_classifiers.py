@@ -1,4 +1,4 @@
-"""The classifiers: held against their description written out with plain tensors, and their promises."""
+"""The classifiers, compared with plain tensor implementations of their description."""
 
 from dataclasses import replace
 from typing import Any, Literal, get_args
@@ -34,7 +34,7 @@ def tiny(settings: AttentionSettings = TINY) -> AttentionClassifier:
 
 
 def quadratic_attention(block: AttentionBlock, hidden: Tensor) -> Tensor:
-    """Equations (9) and (11) pair by pair: hidden (b, height, width, c) to (b, height, width, c)."""
+    """Compute equations (9) and (11) for every pair of positions; input and output are (b, height, width, c)."""
     batch, height, width, channels = hidden.shape
     layer = block.attention
     points = torch.cartesian_prod(torch.arange(height), torch.arange(width)).to(hidden.dtype)  # (n, 2)
@@ -52,7 +52,7 @@ def quadratic_attention(block: AttentionBlock, hidden: Tensor) -> Tensor:
 
 
 def written_out(model: AttentionClassifier, images: Tensor, settings: AttentionSettings) -> Tensor:
-    """The classifier as the reference facts describe it, in evaluation mode."""
+    """Compute the reference classifier in evaluation mode."""
     hidden = model.embedding(F.pixel_unshuffle(images, settings.downsampling).movedim(1, -1))
     for block in model.blocks:
         assert isinstance(block, AttentionBlock)
@@ -102,7 +102,7 @@ def test_a_gradient_reaches_every_parameter(encoding: EncodingName) -> None:
     images = torch.randn(2, 3, 8, 8, dtype=torch.float64, requires_grad=True)
     model(images).square().sum().backward()
     without = [name for name, parameter in model.named_parameters() if parameter.grad is None]
-    # A bias of the keys adds the same to every score of a query, which the softmax does not see: its gradient is zero.
+    # A bias of the keys adds the same constant to all scores of a query, so its gradient is zero.
     still = [
         name
         for name, parameter in model.named_parameters()
@@ -125,7 +125,7 @@ def test_without_positions_the_logits_do_not_see_the_order_of_the_positions() ->
     model = tiny().eval()
     for block in model.blocks:
         assert isinstance(block, AttentionBlock)
-        torch.nn.init.zeros_(block.attention.get_parameter("encoding.spread"))  # every key scores the same
+        torch.nn.init.zeros_(block.attention.get_parameter("encoding.spread"))  # all keys have the same score
     images = torch.randn(2, 3, 8, 8, dtype=torch.float64)
     order = torch.randperm(16)
     shuffled = space_to_depth(images, 2).flatten(1, 2)[:, order].unflatten(1, (4, 4)).movedim(-1, 1)
@@ -172,7 +172,7 @@ def test_factored_values_equal_merged_ones() -> None:
 
 
 def test_the_hidden_state_stays_channels_last() -> None:
-    """What each attention layer gets and gives is a view of contiguous (b, height, width, c), so nothing is copied."""
+    """Inputs and outputs of attention layers are views of contiguous (b, height, width, c) tensors, without copies."""
     model, found = tiny(), []
 
     def watch(_module: torch.nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
@@ -199,7 +199,7 @@ def test_bfloat16_autocast_follows_float32() -> None:
     exact = model(images)
     with torch.autocast("cpu", torch.bfloat16):
         rounded = model(images)
-    # Two blocks and their norms lie between one rounding and the logits.
+    # Rounding errors pass through two blocks and their norms before the logits.
     torch.testing.assert_close(rounded.float(), exact, **tolerance(torch.bfloat16, scale=2))
 
 
@@ -260,7 +260,7 @@ def test_wrong_settings_are_named_together() -> None:
         (torch.zeros(2, 3, 8, 8, 1), ValueError, r"images: must have shape .*, got shape \(2, 3, 8, 8, 1\)"),
         (torch.zeros(2, 1, 8, 8), ValueError, r"images: must have shape .*, got shape \(2, 1, 8, 8\)"),
         (torch.zeros(2, 3, 0, 8), ValueError, r"images: must have shape .*, got shape \(2, 3, 0, 8\)"),
-        (torch.zeros(2, 3, 8, 7), ValueError, r"images: .* that 2 divides, got shape \(2, 3, 8, 7\)"),
+        (torch.zeros(2, 3, 8, 7), ValueError, r"images: .*divisible by 2, got shape \(2, 3, 8, 7\)"),
     ],
 )
 def test_wrong_images_are_refused(images: Tensor, error: type[Exception], message: str) -> None:

@@ -1,4 +1,4 @@
-"""Counts: the paper's numbers exactly, and the formulas against what torch counts in built models."""
+"""Operation counts: the numbers of the paper, and formulas compared with torch's counts for actual models."""
 
 import math
 from typing import Any, get_args
@@ -19,7 +19,7 @@ from attnconv.paper.tables import PRUNED
 
 ENCODINGS: tuple[EncodingName, ...] = get_args(EncodingName)
 
-# name -> parameters, operations in the paper's way, both exact
+# name -> exact parameters, and exact FLOPs as counted in the paper
 ORACLES: dict[str, tuple[int, int]] = {
     "quadratic": (12_086_844, 6_175_956_800),
     "quadratic-generalized": (12_087_006, 6_175_956_800),
@@ -47,7 +47,7 @@ def size_of(model: nn.Module) -> int:
 
 
 def measured(settings: ModelSettings) -> tuple[int, int]:
-    """Operations of the built model, in the paper's way and all of them, with attention in its dense form."""
+    """Return the FLOPs of a model as counted in the paper and in total, with dense attention."""
     model, linear = on_meta(settings).eval(), 0
 
     def watch(module: Any, inputs: tuple[torch.Tensor], output: torch.Tensor) -> None:
@@ -60,7 +60,9 @@ def measured(settings: ModelSettings) -> tuple[int, int]:
             sides = output.shape[2:]
             weights = [module.weight, module.value_weight, module.output_weight]
             linear += math.prod(sides) * sum(weight.numel() for weight in weights if weight is not None)
-            if isinstance(module.encoding, LearnedRelative):  # its linear maps meet all pairs of rows and of columns
+            if isinstance(
+                module.encoding, LearnedRelative
+            ):  # its linear maps apply to all pairs of rows and of columns
                 linear += sum(side**2 for side in sides) * module.encoding.tables[0].shape[1] * module.heads
 
     for module in model.modules():
@@ -105,7 +107,7 @@ def test_formulas_equal_what_a_module_does(name: str) -> None:
     settings = PRESETS[name]
     paper, everything = measured(settings)
     assert flops_paper(settings) == paper
-    # Scores of positions may be computed for each pair or for each shift, once for all images: the rest is exact.
+    # Position scores may be computed per pair or per shift, once for all images; all other counts are exact.
     slack = 0 if name.startswith(("quadratic-small", "quadratic-16", "quadratic-digits", "resnet")) else 0.02
     assert flops_all(settings) == pytest.approx(everything, rel=slack, abs=0)
 

@@ -1,4 +1,4 @@
-"""The table of presets, as `attnconv models` prints it."""
+"""Table of presets, as printed by `attnconv models`."""
 
 from attnconv.models.preset_tables import Table, table_of_presets
 from attnconv.models.presets import PRESETS

@@ -1,4 +1,4 @@
-"""Presets: the names, what they say, and how a misspelt one is answered."""
+"""Presets: names, descriptions, and errors for misspelt names."""
 
 import pytest
 

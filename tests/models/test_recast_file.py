@@ -1,4 +1,4 @@
-"""Recast networks as files: what is written comes back, and what cannot be trusted or does not fit is refused."""
+"""Files of recast networks: round trips, and errors for untrusted or mismatched files."""
 
 import json
 from pathlib import Path
@@ -20,7 +20,7 @@ ABOUT = About(tuple("abcdefghij"), (0.5,) * 3, (0.25,) * 3)
 
 
 def written(path: Path, **changes: Any) -> Path:
-    """A file of a small recast ResNet, with entries of its header changed."""
+    """Write a small recast ResNet with changed metadata."""
     model = recast(build(SETTINGS).eval())
     save_recast(path, model, SETTINGS, about=ABOUT)
     with safetensors.safe_open(path, "pt") as file:

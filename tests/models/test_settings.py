@@ -1,4 +1,4 @@
-"""Settings of models: plain values that survive JSON, and errors that name the argument and the value."""
+"""Model settings: JSON round trips, and errors with the argument and its value."""
 
 import json
 import re

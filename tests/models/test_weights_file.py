@@ -1,4 +1,4 @@
-"""Weights files: pickles stay unread, and truncated or damaged files are rejected."""
+"""Weights files: errors for pickles (without unpickling) and for truncated or damaged files."""
 
 import io
 import json
@@ -28,7 +28,7 @@ def with_header(path: Path, header: object, data: bytes = b"") -> Path:
 
 
 class Bomb:
-    """Unpickled, it would make a file."""
+    """Object that would create a file when unpickled."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -146,5 +146,5 @@ def test_the_refusal_of_a_trainers_state_names_the_weights_beside_it(tmp_path: P
     beside = a_file(tmp_path)
     path = tmp_path / "state.ckpt"
     torch.save({"a": torch.zeros(1)}, path)
-    with pytest.raises(ValueError, match=re.escape(f"Next to it is {beside}; name that, or the run folder.")):
+    with pytest.raises(ValueError, match=re.escape(str(beside))):
         read_weights(path)

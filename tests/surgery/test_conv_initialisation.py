@@ -1,4 +1,4 @@
-"""A vision transformer that starts as a convolution: the mass and the error it says, and what it refuses."""
+"""Initialisation of a ViT as a convolution: mass, errors, and invalid arguments."""
 
 import copy
 import warnings
@@ -27,7 +27,7 @@ def model_of(**more: Any) -> SmallViT:
 
 
 class Turning(Attention):
-    """Takes rotary positions."""
+    """Attention with rotary positions."""
 
     def forward(self, x: Tensor, position_embeddings: Tensor | None = None) -> Tensor:
         return super().forward(x) if position_embeddings is None else x
@@ -73,7 +73,7 @@ class TestMass:
         assert layer.statistics.coverage == pytest.approx(0.99, abs=0.01)
 
     def test_little_room_in_a_head_is_enough_where_sharpness_is_free(self) -> None:
-        """Eight dimensions for two axes of eight places: sines, which a shift turns exactly."""
+        """Eight dimensions for two axes of eight positions: sinusoids, which a shift rotates exactly."""
         start = start_as_convolution(model_of(dim=72, num_heads=9), mass=0.99)["blocks.0.attn"]
         assert float(start.mass.min()) > 0.95
 
@@ -128,7 +128,7 @@ class TestError:
         assert errors == sorted(errors)
 
     def test_given_filters_of_low_rank_are_met(self) -> None:
-        """Rank 4 per tap fits heads of 8; the layer is F.conv2d of the filters, away from the subspace of positions."""
+        """Rank 4 per tap fits heads of 8; the layer equals F.conv2d, except in the subspace of positions."""
         factors = torch.randn(2, 9, 72, 4, generator=torch.Generator().manual_seed(4))
         filters = torch.einsum("tdr,tcr->dct", factors[0], factors[1]).unflatten(2, (3, 3))
         model = model_of(dim=72, num_heads=9)
@@ -145,14 +145,14 @@ class TestError:
         out = block.attn(seen[0])[:, 1:]
         image = F.pad(seen[0][:, 1:].transpose(1, 2).unflatten(-1, (8, 8)), (1, 1, 1, 1), mode="replicate")
         expected = F.conv2d(image, filters, block.attn.proj.bias).flatten(2).transpose(1, 2)
-        # Positions are what `pos_embed` and the class token's constant span.
+        # `pos_embed` and the class token's constant span the subspace of positions.
         _, sizes, directions = torch.linalg.svd(basis, full_matrices=False)
         span = directions[sizes > 1e-3 * sizes[0]]
         expected = expected - expected @ span.T @ span
         relative = ((out - expected).norm() / expected.norm()).item()
         assert relative == pytest.approx(start.error, abs=1e-3)
         assert relative < 0.05
-        # Against the filters as given, the part of the output is missing that lies in the span.
+        # Relative to the given filters, the part of the output inside the span is missing.
         whole = F.conv2d(image, filters, block.attn.proj.bias).flatten(2).transpose(1, 2)
         assert start.given_error == pytest.approx(((out - whole).norm() / whole.norm()).item(), abs=1e-3)
         assert start.given_error > relative
@@ -169,7 +169,7 @@ class TestError:
 
     @pytest.mark.parametrize(("part", "said"), [(0.005, False), (0.02, True)])
     def test_a_loss_of_filters_is_said_from_one_percent_on(self, part: float, said: bool) -> None:
-        """Rank 8 per tap fits heads of 8, and a ninth direction is lost."""
+        """Rank 8 per tap fits heads of 8; a ninth direction is lost."""
         basis = torch.linalg.qr(torch.randn(72, 9))[0]
         sizes = torch.tensor([8**-0.5] * 8 + [part])
         filters = ((basis * sizes) @ basis.T)[:, :, None, None].expand(-1, -1, 3, 3)
@@ -295,7 +295,7 @@ class TestRefusals:
                 start_as_convolution(model)
 
     def test_a_refused_model_is_as_it_was(self) -> None:
-        """A second norm between the block's own and its attention."""
+        """A hook that scales the input between the block's norm and its attention."""
         model = model_of()
         model.blocks[1].attn.register_forward_pre_hook(lambda _module, args: (2 * args[0],))
         before = {name: value.clone() for name, value in model.state_dict().items()}
@@ -341,8 +341,8 @@ def test_a_shift_is_a_linear_map(room: int, step: int) -> None:
     axis, places = AxisFeatures(8, room, 2), torch.arange(8)
     moved = axis.at(places) @ axis.moved(step).T
     torch.testing.assert_close(moved, axis.at(places + step), **tolerance(torch.float32))
-    # No key is better for a query than the one at the shift, or at the border than the nearest to it. (Of 8 places by
-    # two frequencies, one at half the period is as good for a shift of 2 beyond the border.)
+    # The best key for a query is the one at the shift, or at the border the nearest one to it. (With 8 positions and
+    # two frequencies, a key at half the period is as good for a shift of 2 beyond the border.)
     products = moved @ axis.at(places).T
     nearest = products.gather(1, (places + step).clamp(0, 7)[:, None])[:, 0]
     torch.testing.assert_close(nearest, products.amax(1), **tolerance(torch.float32))

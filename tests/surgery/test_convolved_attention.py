@@ -1,4 +1,4 @@
-"""The module with replaced heads and its fit: formula, class tokens, masks, shifts, what learns in it."""
+"""The module with replaced heads and its fit: formula, class tokens, masks, shifts, trainable parameters."""
 
 from dataclasses import replace
 from typing import Any
@@ -38,7 +38,7 @@ class TestModule:
     @pytest.mark.parametrize("prefix", [0, 1, 3])
     @pytest.mark.parametrize("kernel_size", [1, 3, 5])
     def test_it_computes_the_formula(self, prefix: int, kernel_size: int) -> None:
-        """The module, with a convolution, against regressors times coefficients."""
+        """Compare the module, which uses a convolution, with regressors times coefficients."""
         part = tokens_of(sharp(prefix))
         fitted = fit_mixing(part, kernel_size)
         new = ConvolvedAttention(part, fitted, heads=[0, 1, 2, 3])
@@ -51,7 +51,7 @@ class TestModule:
     @pytest.mark.parametrize("turned", [False, True])
     @pytest.mark.parametrize("heads", [[2], [0, 3], [0, 1, 2, 3]])
     def test_it_computes_the_formula_behind_masks(self, heads: list[int], turned: bool) -> None:
-        """Two windows for each image, the second cut in halves; a bias by head; rotary positions."""
+        """Two windows per image, the second masked into halves; a bias per head; rotary positions."""
         generator = torch.Generator().manual_seed(3)
         halves = torch.arange(16) % 4 < 2
         cut = torch.where(halves[:, None] == halves, 0.0, -100.0)
@@ -74,7 +74,7 @@ class TestModule:
             ConvolvedAttention(replace(part, terms=ScoreTerms()), mixing, heads=range(4))(inputs, mask=added)
 
     def test_other_heads_are_untouched(self) -> None:
-        """With the replaced head's columns of `proj` zero, only the others are seen."""
+        """If the columns of `proj` for the replaced head are zero, only the other heads affect the output."""
         model = sharp()
         part = tokens_of(model)
         model.blocks[0].attn.proj.weight.data[:, 16:32] = 0
@@ -93,7 +93,7 @@ class TestModule:
     @pytest.mark.parametrize("heads", [[0], [0, 1, 2, 3]])
     @pytest.mark.parametrize(("prefix", "qk_norm"), [(0, False), (0, True), (2, False), (2, True)])
     def test_every_parameter_learns(self, prefix: int, qk_norm: bool, heads: list[int]) -> None:
-        """As training on several devices wants it."""
+        """As required for distributed training."""
         changed = replace_heads(sharp(prefix, qk_norm=qk_norm), images(), heads={NAME: heads}).model
         changed(images()).square().sum().backward()
         assert [name for name, weight in changed.get_submodule(NAME).named_parameters() if weight.grad is None] == []
@@ -128,7 +128,7 @@ class TestModule:
     @pytest.mark.usefixtures("unhooked")
     @pytest.mark.parametrize("whole", [False, True])
     def test_it_is_the_same_in_a_compiled_model(self, whole: bool) -> None:
-        """Compiled modules that have run do not ask for the hooks that costs are taken with."""
+        """Compiled modules that have run ignore the hooks for computing costs."""
         wanted = replace_heads(sharp(0), images(), count=2)
         model = sharp(0)
         (model if whole else model.blocks[0]).compile(backend="eager")
@@ -163,7 +163,7 @@ class TestModule:
 
 
 def test_without_contrast_the_kernel_is_the_mean_attention() -> None:
-    """Every kernel of the same sum does the same to values that are equal: the one nearest to the mean is taken."""
+    """For constant values all kernels with the same sum are equal; the one nearest to mean attention is chosen."""
     part = tokens_of(sharp(0))
     flat = replace(part, inputs=part.inputs[:, :1].expand_as(part.inputs).contiguous())
     fitted, mean = fit_mixing(flat, 3), mean_mixing(flat, 3)
@@ -194,12 +194,12 @@ def test_with_contrast_the_fit_is_the_least_squares() -> None:
         best = torch.linalg.lstsq(regressors, target[..., None]).solution[..., 0]
     given_up = (best - fitted.weights[:, :10]).norm(dim=1) / (best - mean.weights[:, :10]).norm(
         dim=1
-    )  # of the way from the mean attention
+    )  # interpolated from the mean attention
     assert bool((given_up < 0.02).all())
 
 
 def regions() -> Tensor:
-    """Two sequences of one image: the first is whole, the second holds a left and a right part."""
+    """Two windows of one image: the first has no mask, the second is masked into left and right parts."""
     part = torch.zeros(2, *GRID)
     part[1, :, 2:] = 1
     label = part.flatten(1)

@@ -1,4 +1,4 @@
-"""Pruning: which heads go, what is left of a model, and that it is the same model without them."""
+"""Pruning: which heads are degenerate, and the model after their removal."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -21,12 +21,12 @@ from attnconv.surgery.head_pruning import attention_layers
 from tests.tolerances import tolerance
 
 DOUBLE = torch.float64
-PAPER_REMOVED = (2, 4, 1, 2, 6, 0)  # heads of the paper's six layers, appendix E
+PAPER_REMOVED = (2, 4, 1, 2, 6, 0)  # heads removed from the six layers in Appendix E
 SMALL = AttentionSettings(encoding="quadratic-generalized", layers=3, heads=5, width=16, mlp_width=16, dropout=0.0)
 
 
 def planted(*roots: Tensor | tuple[float, float]) -> GeneralizedQuadratic:
-    """Heads with these roots of precision, or with these on the diagonal of a root turned by some angle."""
+    """Return heads with these root precisions, or with these diagonals of rotated root precisions."""
     angle = torch.tensor(0.7, dtype=DOUBLE)
     turn = torch.stack((torch.stack((angle.cos(), -angle.sin())), torch.stack((angle.sin(), angle.cos()))))
     encoding = GeneralizedQuadratic(len(roots)).to(DOUBLE)
@@ -46,10 +46,10 @@ class TestDegenerateHeads:
             (1.0, 0.999e5**-0.5),
             (1.0, 1001**-0.5),
             (1.0, 999**-0.5),
-            (0.0, 0.0),  # everything alike
+            (0.0, 0.0),  # constant
             (0.99e-5**0.5, 0.99e-5**0.5),
             (1.01e-5**0.5, 1.01e-5**0.5),
-            (1e4, 1e4),  # a single pixel is no degenerate head
+            (1e4, 1e4),  # a head at a single pixel is not degenerate
         )
         assert degenerate_heads(encoding) == (1, 2, 6, 7)
         assert degenerate_heads(encoding, "code") == (1, 2, 3, 4, 6, 7)
@@ -119,7 +119,7 @@ class TestPruneHeads:
             assert layer.weight is not None
             layer.weight.data[[4, 8]] = 0
             torch.testing.assert_close(pruned(x), layer(x), **tolerance(DOUBLE, scale=10))
-            assert not pruned.encoding.get_parameter("centres").requires_grad  # what was frozen stays frozen
+            assert not pruned.encoding.get_parameter("centres").requires_grad  # frozen parameters stay frozen
             assert pruned.hard_shifts() == tuple(
                 shift for i, shift in enumerate(layer.hard_shifts() or ()) if i not in (4, 8)
             )
@@ -163,10 +163,10 @@ class TestPruneHeads:
 
 
 class TestWhatPrunedLayersCanExpress:
-    """A question with an answer: layers of nine hard heads can express every 3 x 3 kernel before they are pruned."""
+    """Layers with nine hard heads, which can express every 3 x 3 kernel before pruning."""
 
     def model(self, *, alpha: float | None = None) -> nn.Sequential:
-        """Three layers: nine heads of `from_conv`, one that attends everything alike and one that attends a line."""
+        """Return three layers with nine heads of `from_conv`, one uniform head and one stripe."""
         layers = []
         for _ in range(3):
             heads = from_conv(nn.Conv2d(4, 4, 3, padding=1).double(), alpha=alpha).encoding
@@ -190,7 +190,7 @@ class TestWhatPrunedLayersCanExpress:
         assert self.able(prune_heads(model, removed)) == ["0", "1", "2"]
 
     def test_a_layer_that_loses_a_tap_is_the_one_named(self) -> None:
-        """A single pixel, since both of its spreads are large, and a stripe by the paper's threshold."""
+        """A head that attends to a single pixel (both spreads are large), but is a stripe by the paper's threshold."""
         model = self.model(alpha=40.0)
         with torch.no_grad():
             encoding = attention_layers(model)["1"].encoding
@@ -201,13 +201,13 @@ class TestWhatPrunedLayersCanExpress:
         pruned = prune_heads(model, removed)
         assert self.able(pruned) == ["0", "2"]
         missed = kernel_span(attention_layers(pruned)["1"], (9, 8)).missed
-        # One of nine taps, which no other head reaches: the root of its share of a kernel's square.
+        # One of nine taps has no head: the residual is the square root of its fraction.
         assert missed == pytest.approx((1 / 9) ** 0.5, rel=1e-6)
 
 
 class TestPrunedModels:
     def test_counts_are_the_papers(self) -> None:
-        """9.7 M parameters in Table 4; counted by formula and on the pruned module itself."""
+        """Table 4 has 9.7 M parameters; compare the formula and the pruned module."""
         settings = PRESETS["quadratic-generalized"]
         assert isinstance(settings, AttentionSettings)
         with torch.device("meta"):

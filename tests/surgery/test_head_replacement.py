@@ -1,4 +1,4 @@
-"""Heads replaced by kernels: exact where a head is a fixed mixing, class tokens untouched, errors as said."""
+"""Heads replaced by kernels: exact for heads that are kernels, unchanged class tokens, correct errors."""
 
 import copy
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from tests.tolerances import tolerance
 
 
 def uniform(model: SmallViT, head: int) -> SmallViT:
-    """One head of the first layer without queries: it averages all tokens."""
+    """Set the queries of one head of layer 0 to zero, so that it averages all tokens."""
     attention = model.blocks[0].attn
     attention.qkv.weight.data[head * 16 : (head + 1) * 16] = 0
     return model
@@ -36,7 +36,7 @@ class TestExact:
     def test_a_head_of_one_shift_is_its_tap(self, prefix: int, shift: tuple[int, int]) -> None:
         model = sharp(prefix)
         part = tokens_of(model)
-        # All queries and keys at hand: one-hot places in the input make any shift.
+        # With one-hot positions in the input, queries and keys can implement any shift.
         attention: Any = model.blocks[0].attn
         places = torch.arange(64).reshape(8, 8)
         target = torch.roll(places, (-shift[0], -shift[1]), (0, 1)).flatten()
@@ -66,7 +66,7 @@ class TestExact:
 
 
 class Then(nn.Module):
-    """A model and what is done with its output."""
+    """Model followed by a function of its output."""
 
     def __init__(self, inner: nn.Module, what: Callable[[Tensor], Any]) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ class Then(nn.Module):
 
 
 class Options(nn.Module):
-    """A model that takes more than images."""
+    """Model with more inputs than images."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -117,7 +117,7 @@ class TestErrors:
         assert errors[0] < errors[1]
 
     def test_the_cost_predicts_the_change_of_the_output(self) -> None:
-        """First order, so it is held where a replacement changes little: `proj` made small."""
+        """The cost is first order, so compare it for a small change, with a small `proj`."""
         model = sharp(0)
         for block in model.blocks:
             block.attn.proj.weight.data.mul_(0.01)
@@ -127,7 +127,7 @@ class TestErrors:
             assert changed.output_error == pytest.approx(entry.cost, rel=0.6)
 
     def test_costs_are_averages_over_enough_directions(self) -> None:
-        """The same image throughout, so that costs and errors are of the same; the changes are of first order."""
+        """All images are equal, so that costs and errors refer to the same image; the changes are of first order."""
         model, image = sharp(0), images(1).expand(8, -1, -1, -1)
         for block in model.blocks:
             block.attn.proj.weight.data.mul_(1e-3)
@@ -150,7 +150,7 @@ class TestErrors:
         assert constant == [(NAME, 1)]
 
     def test_attention_after_the_first_output_costs_nothing(self) -> None:
-        """As in models that give the features of several layers, first those of the first."""
+        """As in models that return the features of several layers, starting with layer 0."""
         model = sharp(0)
         plain = Then(model, lambda out: out)
         seen: list[Tensor] = []
@@ -173,7 +173,7 @@ class TestErrors:
 
     @pytest.mark.parametrize("kernel_size", [3, 15])
     def test_a_mean_kernel_gives_no_more_than_there_is(self, kernel_size: int) -> None:
-        """Shifts that few queries can read have large means; on a small image they came to more than 1."""
+        """Shifts that few queries can read have large means, whose sum could exceed 1 on a small image."""
         part = tokens_of(sharp(1))
         mixing = mean_mixing(part, kernel_size)
         torch.testing.assert_close(mixing.weights.sum(1), torch.ones(4), **tolerance(torch.float32))
@@ -183,7 +183,7 @@ class TestHuggingFaceNames:
     @pytest.mark.parametrize("nested", [False, True])
     @pytest.mark.parametrize("prefix", [0, 1, 3])
     def test_it_is_the_same_in_every_layout(self, prefix: int, nested: bool) -> None:
-        """The same weights under other names: the same ranking, the same kernels, the same output."""
+        """The same weights under other names give the same ranking, kernels and output."""
         plain = sharp(prefix)
         wanted = replace_heads(plain, images(), count=5)
         result = replace_heads(SmallHfViT(copy.deepcopy(plain), nested=nested), images(), count=5)
@@ -209,7 +209,7 @@ class TestHuggingFaceNames:
     def test_what_computes_another_formula_is_refused(self, words: Any) -> None:
         model = sharp()
         model.blocks[1].attn.register_forward_hook(lambda _module, _args, output: 2 * output)
-        with pytest.raises(ValueError, match=r"model.blocks.1.attn: .*whose output is 0.5 away"):
+        with pytest.raises(ValueError, match=r"model.blocks.1.attn: .*whose output differs by 0.5"):
             replace_heads(model, images(), **words)
 
 
@@ -227,7 +227,7 @@ class TestLayers:
         model.blocks[1].attn.register_forward_hook(lambda _module, _args, output: 2 * output)
         result = replace_heads(model, images(), count=4)
         assert {entry.layer for entry in result.replaced} == {"blocks.0.attn"}
-        assert "whose output is 0.5 away" in result.passed_over["blocks.1.attn"]
+        assert "whose output differs by 0.5" in result.passed_over["blocks.1.attn"]
 
     def test_layers_say_what_to_choose_from(self) -> None:
         result = replace_heads(sharp(), images(), count=4, layers=["blocks.1.attn"])

@@ -1,4 +1,4 @@
-"""Bounds on what soft heads leave beside their target, held against sums written out and against worst-case images."""
+"""Error bounds of soft heads, compared with explicit sums and with worst-case images."""
 
 import math
 import operator
@@ -59,7 +59,9 @@ def test_an_image_built_to_be_worst_reaches_a_quarter_of_the_bound(alpha: float,
     conv = nn.Conv2d(2, 1, kernel, padding=kernel // 2, dtype=torch.float64)
     layer = from_conv(conv, alpha=alpha)
     x = torch.zeros(1, 2, 9, 9, dtype=torch.float64, requires_grad=True)
-    (layer(x) - conv(x))[0, 0, 4, 4].backward()  # linear in x: the worst image of -1 and 1 has the gradient's signs
+    (layer(x) - conv(x))[
+        0, 0, 4, 4
+    ].backward()  # linear in x: the worst image with values in [-1, 1] is the sign of the gradient
     assert x.grad is not None
     worst = x.grad.sign()
     with torch.no_grad():
@@ -70,7 +72,7 @@ def test_an_image_built_to_be_worst_reaches_a_quarter_of_the_bound(alpha: float,
 @pytest.mark.parametrize("border", BORDERS)
 def test_a_range_of_python_numbers_is_not_rounded(border: Border) -> None:
     layer = SelfAttention2d(3, 2, heads=4, border=border, dtype=torch.float64)
-    low, high = -0.1, 0.7  # float32 has neither
+    low, high = -0.1, 0.7  # neither is a float32
     exact = [torch.full((3,), v, dtype=torch.float64) for v in (low, high)]
     torch.testing.assert_close(error_bound(layer, low, high), error_bound(layer, *exact), rtol=1e-15, atol=0.0)
 
@@ -93,7 +95,7 @@ def test_alpha_for_a_blunt_head_is_the_least_that_it_looks_at() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("alpha", [0.05, 3.0, 46.0])
 def test_rounding_is_in_the_bound_and_is_not_overrated(dtype: torch.dtype, alpha: float) -> None:
-    """On an image of one value all heads are exact, however soft: what is left of the bound is its rounding term."""
+    """On a constant image all heads are exact, so the bound is only its rounding term."""
     conv = nn.Conv2d(16, 8, 3, padding=1, padding_mode="replicate", dtype=dtype)
     layer, x = from_conv(conv, alpha=alpha), torch.full((1, 16, 11, 11), 0.7, dtype=dtype)
     with torch.no_grad():
@@ -111,7 +113,7 @@ def test_rounding_is_in_the_bound_and_is_not_overrated(dtype: torch.dtype, alpha
 def test_rounding_counts_keys_scores_and_the_projections_sum(
     make: type[nn.Conv2d], channels: int, groups: int, alpha: float, dtype: torch.dtype
 ) -> None:
-    """Without a range of inputs nothing but rounding is left: the formula of the module, part by part."""
+    """Without a range of inputs the bound is the rounding term of the module docstring."""
     conv = make(channels, groups, 2, padding=1, padding_mode="replicate", bias=False, groups=groups, dtype=dtype)
     nn.init.ones_(conv.weight)
     layer = from_conv(conv, alpha=alpha)
@@ -124,7 +126,7 @@ def test_rounding_counts_keys_scores_and_the_projections_sum(
 
 
 def test_a_sum_that_rounds_down_at_every_step_is_within_the_bound() -> None:
-    """One and 1023 numbers that it swallows one by one: the sum's length times the unit roundoff is really lost."""
+    """The sum of 1 and 1023 numbers that are each rounded off has an error of its length times the unit roundoff."""
     channels, unit = 1024, torch.finfo(torch.float32).eps / 2
     conv = nn.Conv1d(channels, 1, 1, bias=False)
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Lemma 3 decided, held against PyTorch's convolutions."""
+"""Lemma 3, compared with PyTorch's convolutions."""
 
 import math
 from typing import Any
@@ -16,7 +16,7 @@ from tests.tolerances import tolerance
 
 
 def hard(border: Any = "zero", mode: Any = "zeros", **options: Any) -> SelfAttention2d:
-    """Nine heads, each on one position of a 3 x 3 kernel, in float64."""
+    """Return nine heads at the positions of a 3 x 3 kernel, in float64."""
     layer = from_conv(nn.Conv2d(1, 1, 3, padding=1, padding_mode=mode, dtype=torch.float64), **options)
     layer.border = border
     assert isinstance(layer, SelfAttention2d)
@@ -29,12 +29,12 @@ def weights(answer: Expressiveness, conv: Convolution) -> torch.Tensor:
 
 
 def test_counter_example_to_the_condition_of_each_query() -> None:
-    one_pixel_each = torch.eye(2, dtype=torch.float64)[:, None].expand(2, 2, 2)  # (h, n, m): head h attends pixel h
+    one_pixel_each = torch.eye(2, dtype=torch.float64)[:, None].expand(2, 2, 2)  # (h, n, m): head h attends to pixel h
     answer = can_express(one_pixel_each, 1, sizes=(2,))
     assert answer.expresses_each_query
     assert not answer.expresses
     assert answer.expresses_inside is False
-    # Both queries see the same rows, so Phi can do no better than half of each: ||E - Phi A||^2 = 1 of ||E||^2 = 2.
+    # Both queries have the same rows, so the best Phi is 1/2 for each: ||E - Phi A||^2 = 1 of ||E||^2 = 2.
     torch.testing.assert_close(answer.uniform.phi, torch.full((1, 2), 0.5, dtype=torch.float64))
     assert answer.uniform.residuals.everywhere == pytest.approx(math.sqrt(0.5))
     assert answer.each_query.everywhere == 0.0
@@ -64,7 +64,7 @@ def test_renormalised_heads_fail_at_a_border_of_zeros(size: int, best: float, ow
     assert zeros.uniform_inside.residuals.inside is not None
     assert zeros.uniform_inside.residuals.inside < 1e-14
     assert zeros.uniform.residuals.everywhere == pytest.approx(best, abs=1e-4)
-    # Inside, Phi is the identity: it leaves one for each tap that sees a zero, of 9 n taps in all.
+    # Inside, Phi is the identity. The squared residual is 1 per tap that reads a zero, of 9 n taps in total.
     seen = (3 * size - 2) ** 2
     assert zeros.uniform_inside.residuals.everywhere == pytest.approx(math.sqrt((9 * size**2 - seen) / seen))
     assert zeros.uniform_inside.residuals.everywhere == pytest.approx(own, abs=1e-4)
@@ -101,7 +101,7 @@ def test_even_kernels_stand_as_pytorch_pads_same(kernel: tuple[int, int], dilati
     answer = can_express(layer, kernel, sizes=(5, 6), dilation=dilation)
     assert answer.expresses
     assert layer.weight is not None
-    if answer.uniform.rank == layer.heads:  # all taps see a pixel from somewhere
+    if answer.uniform.rank == layer.heads:  # every tap reads a pixel for some query
         torch.testing.assert_close(weights(answer, conv), layer.weight, **tolerance(torch.float64))
 
 
@@ -130,13 +130,13 @@ def test_stride_dilation_and_padding(conv: Any) -> None:
 
 
 def test_one_query_that_attends_another_pixel_is_enough() -> None:
-    """However many others there are: the verdict is about every query."""
+    """The result covers every query, however many other queries there are."""
     rows = torch.eye(900, dtype=torch.bfloat16)[None].clone()
     rows[0, 7] = rows[0, 8]
     answer = can_express(rows, 1, sizes=(900,), tolerance=0.1)
-    assert answer.uniform.residuals.everywhere < 0.1  # a single query among many
+    assert answer.uniform.residuals.everywhere < 0.1  # one query among many
     assert not answer.expresses
-    swapped = torch.eye(900)[None].repeat(2, 1, 1)  # each query alone is served, by one head or the other
+    swapped = torch.eye(900)[None].repeat(2, 1, 1)  # one of the heads serves each query
     swapped[0, 7], swapped[1, 7] = swapped[0, 8].clone(), swapped[1, 7].clone()
     swapped[1] = swapped[1].roll(1, 0)
     swapped[1, 7] = torch.eye(900)[7]
@@ -167,7 +167,7 @@ def test_transposed_layers_over_their_stretched_image() -> None:
 
 
 def test_soft_gaussians_express_nothing_but_come_near() -> None:
-    """Nine isotropic heads at the centres of 3 x 3 are not enough, even inside and for each query alone."""
+    """Nine isotropic heads at the positions of a 3 x 3 kernel are not sufficient, even inside and for each query."""
     left = []
     for alpha in (0.5, 1.0, 2.0, 5.0, 20.0):
         answer = can_express(hard(alpha=alpha), 3, sizes=(7, 7))
@@ -180,10 +180,10 @@ def test_soft_gaussians_express_nothing_but_come_near() -> None:
 
 
 def test_other_attention_that_moves_with_the_query_by_torch_alone() -> None:
-    """Rows as a trained layer of another library has them: shifts mixed by a softmax, with heads to spare."""
+    """Attention rows like those of another library: shifts mixed by a softmax, with more heads than necessary."""
     mixture = torch.softmax(3 * torch.randn(12, 9), -1)
     padded = F.pad(torch.arange(20.0).reshape(1, 1, 4, 5) + 1, (1, 1, 1, 1))
-    seen = F.unfold(padded, 3)[0]  # (9, 20) numbers of pixels, 0 outside
+    seen = F.unfold(padded, 3)[0]  # (9, 20) indices of pixels, 0 outside
     shifts = (seen[..., None] == torch.arange(20.0) + 1).float()
     rows = torch.einsum("hj,jnm->hnm", mixture, shifts)
     answer = can_express(rows, 3, sizes=(4, 5))
@@ -217,7 +217,7 @@ def test_rows_of_nothing() -> None:
 
 
 def test_indicators_of_nothing() -> None:
-    """Taps that see no pixel from anywhere are expressed by no weight at all."""
+    """Taps that read only padding need no weight."""
     blind = can_express(torch.full((1, 1, 1), 1.0), (2,), sizes=(1,), dilation=2)  # taps at -1 and 1 of one pixel
     assert blind.uniform.residuals.everywhere == 0.0
     assert blind.expresses
@@ -261,4 +261,4 @@ def test_factors_of_one_query() -> None:
     left = (found.indicators - found.phi @ found.rows).norm() / found.indicators.norm()
     assert found.residual == pytest.approx(float(left))
     assert found.residual > 0.1
-    assert factorise(layer, 3, query=(0, 2), sizes=(4, 5)).residual < 1e-14  # with a Phi of its own
+    assert factorise(layer, 3, query=(0, 2), sizes=(4, 5)).residual < 1e-14  # with its own Phi

@@ -1,4 +1,4 @@
-"""Lemma 3 held against exact arithmetic and dense least squares."""
+"""Lemma 3, compared with exact arithmetic and dense least squares."""
 
 import math
 import random
@@ -20,8 +20,8 @@ MODES = {"zeros": "constant", "replicate": "edge", "reflect": "reflect", "circul
 
 
 def rank(rows: Sequence[Sequence[Fraction]]) -> int:
-    """By elimination, without rounding."""
-    left = [list(row) for row in zip(*set(zip(*rows, strict=True)), strict=True)]  # equal columns once
+    """Return the rank, by Gaussian elimination without rounding."""
+    left = [list(row) for row in zip(*set(zip(*rows, strict=True)), strict=True)]  # without duplicate columns
     found = 0
     for column in range(len(left[0]) if left else 0):
         pivot = next((i for i in range(found, len(left)) if left[i][column]), None)
@@ -37,12 +37,12 @@ def rank(rows: Sequence[Sequence[Fraction]]) -> int:
 
 
 def joined(rows: Sequence[Sequence[Row]]) -> list[Row]:
-    """One long row for each head or kernel position, from those of every query."""
+    """Concatenate the rows of every query to one row per head or kernel position."""
     return [list(chain(*of_queries)) for of_queries in zip(*rows, strict=True)]
 
 
 def spans(attention: list[list[Row]], indicators: list[list[Row]]) -> bool:
-    """Whether one Phi gives E = Phi A, for rows per head and per kernel position over several queries."""
+    """Return whether E = Phi A has a solution, for rows per head and per kernel position over several queries."""
     heads, taps = joined(attention), joined(indicators)
     return rank(heads) == rank(heads + taps)
 
@@ -50,7 +50,7 @@ def spans(attention: list[list[Row]], indicators: list[list[Row]]) -> bool:
 def indicators_of(
     sizes: tuple[int, ...], kernel: tuple[int, ...], dilation: int, stride: int, mode: str
 ) -> Iterator[tuple[list[Row], bool]]:
-    """E_q for each query and whether all of its taps lie in the image, from numpy's padding of an image of numbers."""
+    """Return E_q for each query and whether it is inside, from numpy's padding of an image of indices."""
     far = [dilation * (k - 1) for k in kernel]
     options = {"constant_values": -1} if mode == "zeros" else {}
     numbers = np.arange(math.prod(sizes)).reshape(sizes)
@@ -63,7 +63,7 @@ def indicators_of(
 
 
 def drawn_rows(source: random.Random, count: int, keys: int) -> list[Row]:
-    """Small rational rows that sum to 1, many zeros among them."""
+    """Return small rational rows that sum to 1, with many zeros."""
     rows = []
     for _ in range(count):
         weights = [source.choice((0, 0, 1, 2)) for _ in range(keys)]
@@ -82,7 +82,7 @@ def mixed(mixture: list[Row], rows: list[Row]) -> list[Row]:
 def drawn_attention(
     source: random.Random, indicators: list[tuple[list[Row], bool]], heads: int, kind: str
 ) -> list[list[Row]]:
-    """(n, h, m): mixtures of the taps (one for all queries, one each, or one inside), rows at will or constant rows."""
+    """Draw rows (n, h, m): mixtures of taps (shared, per query, or inside only), random rows or constant rows."""
     taps, keys = len(indicators[0][0]), len(indicators[0][0][0])
     common, constant = drawn_rows(source, heads, taps), drawn_rows(source, heads, keys)
     rows = []
@@ -98,14 +98,14 @@ def drawn_attention(
 
 
 def as_tensor(images: list[list[list[Row]]]) -> Tensor:
-    """(b, n, h, m) fractions -> (b, h, n, m)."""
+    """Convert fractions (b, n, h, m) to a tensor (b, h, n, m)."""
     return torch.tensor(
         [[[[float(v) for v in row] for row in head] for head in image] for image in images], dtype=torch.float64
     ).transpose(1, 2)
 
 
 def test_agrees_with_exact_arithmetic() -> None:
-    """600 cases: 272 express, 117 only each query alone, 211 not even that; 38 express inside and not at the border."""
+    """Of 600 cases, 272 express, 117 only express each query, 211 neither; 38 express inside but not at the border."""
     source, seen = random.Random(3), Counter[str]()
     for case in range(600):
         dims = source.choice((1, 1, 2))
@@ -140,7 +140,7 @@ def test_agrees_with_exact_arithmetic() -> None:
 
 
 def dense_fit(rows: Tensor, indicators: Tensor) -> tuple[Tensor, float]:
-    """Phi and its residual by PyTorch's least squares on the stacked problem: (b, h, n, m) and (j, n, m)."""
+    """Return Phi and its residual by PyTorch's least squares on the stacked problem, (b, h, n, m) and (j, n, m)."""
     left = rows.double().permute(0, 2, 3, 1).flatten(0, 2)
     right = indicators.double().expand(rows.shape[0], -1, -1, -1).permute(0, 2, 3, 1).flatten(0, 2)
     solution = torch.linalg.lstsq(left, right, driver="gelsd").solution

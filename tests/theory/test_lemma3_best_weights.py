@@ -1,4 +1,4 @@
-"""Given attention made to imitate convolutions, held against impulses, dense least squares and perturbations."""
+"""Imitation of convolutions, compared with impulse responses, dense least squares and perturbations."""
 
 import copy
 import random
@@ -24,7 +24,7 @@ def soft(inputs: int = 2, outputs: int = 3, heads: int = 6, **options: Any) -> S
 
 
 def response(module: nn.Module, channels: int, sizes: tuple[int, ...]) -> Tensor:
-    """What a position-only module makes of every impulse: all that it does but its bias, (impulse, d, *queries)."""
+    """Return the impulse responses of a position-only module without its bias, (impulse, d, *queries)."""
     with torch.no_grad():
         count = channels * torch.Size(sizes).numel()
         impulses = torch.eye(count, dtype=DOUBLE).reshape(count, channels, *sizes)
@@ -66,12 +66,12 @@ def test_hard_heads_take_over_any_convolution(seed: int) -> None:
     ids=lambda value: type(value).__name__,
 )
 def test_no_other_weights_come_nearer(layer: Any, conv: Any, sizes: tuple[int, ...], where: Any) -> None:
-    """The least squares of PyTorch on the dense stacked problem, and random steps away from the solution."""
+    """Compare with PyTorch's least squares on the dense stacked problem, and with random steps from the solution."""
     layer, conv = layer.double(), conv.double()
     made = imitate(layer, conv, sizes=sizes, where=where)
     queries = list(layer.grid(sizes).query_sizes)
     chosen = torch.ones(queries, dtype=torch.bool)
-    if where == "inside":  # where ones all around the image are not missed
+    if where == "inside":  # queries whose taps read no padding
         ones = torch.ones(1, 1, *sizes, dtype=DOUBLE)
         counting = type(conv)(1, 1, conv.kernel_size, conv.stride, conv.padding, conv.dilation, bias=False).double()
         nn.init.ones_(counting.weight)
@@ -133,7 +133,7 @@ def test_the_error_measures_against_the_convolution_and_the_other_against_the_la
 
 
 def test_more_heads_come_nearer() -> None:
-    """Soft heads laid over 5 x 5 shifts hold a 3 x 3 kernel better than the nine over its own."""
+    """Soft heads at 5 x 5 shifts approximate a 3 x 3 kernel better than nine heads at its own positions."""
     conv = nn.Conv2d(1, 1, 3, padding=1, dtype=DOUBLE)
     errors = []
     for reach in (1, 2):
@@ -201,7 +201,7 @@ CONV = nn.Conv2d(2, 3, 3, padding=1, dtype=DOUBLE)
             soft(head_channels=2),
             CONV,
             {},
-            r"layer: must have merged weights, got factored ones\. Make the layer without",
+            r"layer: .*got factored weights\. .*head_channels",
         ),
         (soft(3), CONV, {}, r"conv: .*channels.*got \(2, 3\)"),
         (soft(bias=False), CONV, {}, r"layer: .*bias.*got None"),
@@ -210,7 +210,7 @@ CONV = nn.Conv2d(2, 3, 3, padding=1, dtype=DOUBLE)
             soft(),
             CONV,
             {"sizes": (2, 2), "where": "inside"},
-            r"where: 'inside' needs a query .* got none on .*\(2, 2\)",
+            r"where: .*got .inside. .*\(2, 2\)",
         ),
         (soft(), CONV, {"where": "border"}, r"where: .*got 'border'"),
         (soft(), CONV, {"sizes": None}, r"x: .*got None"),

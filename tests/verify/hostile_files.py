@@ -370,7 +370,7 @@ def names(folder: Path, draw: random.Random) -> Case:
     def right(found: Any) -> bool:
         return not broken and "".join(found[1]).isprintable() and len(found[0]["train"]) == 5
 
-    return Case(Path("--data.root"), lambda: read_folders(settings, 4), right)
+    return Case(Path("data.root"), lambda: read_folders(settings, 4), right)
 
 
 KINDS: dict[Callable[[Path, random.Random], Case], int] = {

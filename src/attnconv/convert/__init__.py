@@ -1,4 +1,4 @@
-"""Convolutions as attention, and attention as convolutions: layers and whole networks."""
+"""Conversion between convolutions and attention layers, for single layers and whole networks."""
 
 from attnconv._util.exports import attach
 

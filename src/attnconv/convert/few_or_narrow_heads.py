@@ -1,17 +1,17 @@
-"""Layers with narrower heads than their matrices have rank, or with fewer heads than a kernel has positions.
+"""Approximation of layers by narrow heads, and of convolutions by fewer heads than kernel positions.
 
-Narrow heads have factored weights W_val,h W_out,h through D_h channels in place of W_h. A product has rank at most D_h,
-so it is exact if D_h is at least the rank of W_h, and ceil(rank / D_h) heads per shift are exact for any D_h. Otherwise
-each head's truncated singular value decomposition is nearest to its W_h.
+Narrow heads have factored weights W_val,h W_out,h with D_h channels instead of W_h. The product has rank at most D_h:
+it is exact if D_h is at least the rank of W_h; with ceil(rank / D_h) heads per shift, every D_h is exact. Otherwise the
+truncated singular value decomposition of each W_h is its best approximation.
 
-Few heads are placed where Gaussian heads come nearest to a convolution. With Phi[s, h] the attention of head h to the
-shift s on an unbounded grid, and T[s] the matrix of the convolution (zero off its taps), the layer computes Phi W in
-place of T. For given centres and widths the best W are least squares, and their error depends on the kernel only
-through the small Gram matrix G of its taps (variable projection):
+Few heads are placed where Gaussian heads best approximate a convolution. Let Phi[s, h] be the attention of head h to
+shift s on an unbounded grid, and T[s] the matrix of the convolution (zero off its taps). The layer computes Phi W
+instead of T. For given centres and widths the best W solve a least-squares problem, and their error depends on the
+kernel only through the small Gram matrix G of its taps (variable projection):
 
     min_W || T - Phi W ||^2 = tr G - tr( Phi_J (Phi^T Phi)^-1 Phi_J^T G ),        Phi_J: the rows of Phi at the taps
 
-which is minimised over centres and widths by L-BFGS from several starts.
+The search minimises this over centres and widths by L-BFGS from several starts.
 """
 
 import copy
@@ -33,33 +33,34 @@ from attnconv.operators.base import score_dtype
 from attnconv.theory.conv_taps import Forward, check_convolution, head_weights, taps
 
 _BLUNTEST, _SHARPEST = 0.02, 40.0  # bounds of alpha, in 1 / pixel^2
-_BEYOND = 8  # pixels around the taps over which the fit of few heads is taken
-_RIDGE = 1e-10  # of the largest eigenvalue that Phi^T Phi can have: equal heads make it singular
+_BEYOND = 8  # margin of pixels around the taps for the fit of few heads
+_RIDGE = 1e-10  # added to the diagonal of Phi^T Phi, which is singular if heads are equal
 _STEPS = 200
 
 
 def head_ranks(layer: SelfAttention) -> list[int]:
-    """Return the rank of each W_h, to the precision of its dtype: with this D_h `low_rank` is exact.
+    """Return the numerical rank of each W_h; `low_rank` is exact if `head_channels` is at least the largest of them.
 
     Raises:
-        ValueError: The layer has factored weights, or groups.
+        TypeError: `layer` is not an attention layer.
+        ValueError: The layer has factored weights or several groups, or is on the meta device.
     """
     weight = _merged(layer).detach()
     return [int(rank) for rank in torch.linalg.matrix_rank(weight.to(score_dtype(weight.dtype))).tolist()]
 
 
 def low_rank(layer: SelfAttention, head_channels: int, *, exact: bool = False) -> SelfAttention:
-    """Return a copy of a layer with the nearest factored weights of a given head width. See `low_rank_error`.
+    """Return a copy of a layer with the best factored weights of a given head width. See `low_rank_error`.
 
     Args:
         layer: A layer with merged weights and one group.
-        head_channels: D_h, the width of each head's values, at least 1.
-        exact: Use ceil(rank W_h / D_h) heads per shift. Needs an encoding whose heads can be repeated.
+        head_channels: D_h, the number of channels of each head's values, at least 1.
+        exact: Use ceil(rank W_h / D_h) heads per shift for exact weights. The encoding must support repeated heads.
 
     Raises:
-        TypeError: `layer` is no attention layer.
-        ValueError: A layer on the meta device or with NaN, weights that are factored already, groups, a head width
-            below 1, or heads that cannot be repeated.
+        TypeError: `layer` is not an attention layer.
+        ValueError: The layer is on the meta device, contains NaN, or has factored weights or several groups;
+            `head_channels` is below 1; or with `exact`, heads cannot be repeated.
 
     Example:
         >>> from attnconv import from_conv
@@ -71,7 +72,7 @@ def low_rank(layer: SelfAttention, head_channels: int, *, exact: bool = False) -
     check_finite(layer.named_parameters())
     made = copy.deepcopy(layer)
     with torch.no_grad():
-        # Each head once, or as many times as its rank needs, each time with the next singular directions.
+        # Each head once, or as often as its rank requires, each time with the next singular vectors.
         counts = [max(-(-rank // width), 1) for rank in head_ranks(layer)] if exact else [1] * layer.heads
         heads = [head for head, count in enumerate(counts) for _ in range(count)]
         parts = [part for count in counts for part in range(count)]
@@ -79,7 +80,7 @@ def low_rank(layer: SelfAttention, head_channels: int, *, exact: bool = False) -
             made.encoding = layer.encoding.select_heads(heads)
             made.heads = len(heads)
         left, values, right = torch.linalg.svd(weight.double(), full_matrices=False)
-        roots, missing = values.sqrt(), width * max(counts) - values.shape[1]  # cut where that is negative
+        roots, missing = values.sqrt(), width * max(counts) - values.shape[1]  # a negative pad truncates
         value = F.pad(left * roots[:, None], (0, missing)).unflatten(2, (-1, width))[heads, :, parts]
         output = F.pad(roots[:, :, None] * right, (0, 0, 0, missing)).unflatten(1, (-1, width))[heads, parts]
         made.weight = None
@@ -90,7 +91,7 @@ def low_rank(layer: SelfAttention, head_channels: int, *, exact: bool = False) -
 
 
 def low_rank_error(layer: SelfAttention, factored: SelfAttention, images: Float[Tensor, "b c *sizes"]) -> float:
-    """Return the relative root-mean-square difference of the outputs on images, without biases.
+    """Return the relative root-mean-square difference of two layers' outputs on images, ignoring biases.
 
     sqrt( E || out - out' ||^2 / E || out - b ||^2 )
     """
@@ -107,33 +108,32 @@ def _merged(layer: Any) -> nn.Parameter:
     if not isinstance(layer, SelfAttention):
         raise TypeError(bad("layer", "must be an attention layer", type(layer).__name__))
     if next(layer.parameters()).is_meta:
-        raise ValueError(bad("layer", "must have its weights", "a layer on the meta device"))
+        raise ValueError(bad("layer", "must have materialised weights", "a layer on the meta device"))
     if layer.weight is None:
-        raise ValueError(bad("layer", "must have merged weights", "factored ones"))
+        raise ValueError(bad("layer", "must have merged weights", "factored weights"))
     if layer.groups > 1:
-        raise ValueError(bad("layer", "must have one group: factored weights have no others", layer.groups))
+        raise ValueError(bad("layer", "must have one group to have factored weights", layer.groups))
     return layer.weight
 
 
 def place_heads(
     conv: Forward, heads: int, *, diagonal: bool = False, restarts: int = 8, seed: int = 0
 ) -> SelfAttention:
-    """Return the layer of few Gaussian heads that is nearest to a convolution, away from the border.
+    """Return a layer with few Gaussian heads that best approximates a convolution away from the border.
 
-    It has the convolution's geometry, and is never further from it than hard heads at the taps with the largest
-    weights; `imitation_error` measures the rest.
+    It is never less accurate than hard heads at the taps with the largest weights; see `imitation_error`.
 
     Args:
         conv: nn.Conv1d, nn.Conv2d or nn.Conv3d.
-        heads: Number of heads, below the number of kernel positions.
-        diagonal: Give every head a width per axis instead of one.
-        restarts: Number of random starts of the search, at least 0, besides the taps with the largest weights.
-        seed: Of these starts.
+        heads: Number of heads, less than the number of kernel positions.
+        diagonal: Fit one width per axis for every head, instead of one width per head.
+        restarts: Number of random starts of the search, at least 0, in addition to the taps with the largest weights.
+        seed: Seed of the random starts.
 
     Raises:
-        TypeError: conv is no convolution, or a transposed one.
-        ValueError: heads is below 1, or not below the number of kernel positions (`from_conv` is exact then), or conv
-            is on the meta device.
+        TypeError: `conv` is not a convolution, or is transposed.
+        ValueError: `heads` is not between 1 and the number of kernel positions minus 1 (with one head per position,
+            `from_conv` is exact), or `conv` is on the meta device.
 
     Example:
         >>> blur = torch.nn.Conv1d(1, 1, 7, padding=3)
@@ -145,17 +145,17 @@ def place_heads(
     if not isinstance(conv, Forward):
         raise TypeError(bad("conv", "must not be transposed", type(conv).__name__))
     if conv.weight.is_meta:
-        raise ValueError(bad("conv", "must have its weights", "a convolution on the meta device"))
+        raise ValueError(bad("conv", "must have materialised weights", "a convolution on the meta device"))
     heads, restarts, seed = whole("heads", heads, 1), whole("restarts", restarts, 0), whole("seed", seed, 0)
     positions = math.prod(conv.kernel_size)
     if heads >= positions:
-        fix = "With a head per position from_conv is exact."
-        raise ValueError(bad("heads", f"must lie between 1 and {positions - 1}", heads, fix))
+        fix = "Use from_conv for an exact layer with one head per kernel position."
+        raise ValueError(bad("heads", f"must be between 1 and {positions - 1}", heads, fix))
     with torch.no_grad(), torch.device("cpu"):
         shifts = torch.tensor(taps(conv), dtype=torch.float64)
         problem = _Problem(shifts, head_weights(conv).detach().double().cpu(), diagonal=diagonal)
         found = problem.solve(heads, restarts=restarts, generator=torch.Generator().manual_seed(seed))
-        # Weights that nearly cancel lose more by rounding than the search has gained.
+        # Large weights that nearly cancel can lose more by rounding than the search gained.
         centres, alpha = min(found, key=lambda place: problem.rounded_error(place[0], place[1], conv.weight.dtype))
         encoding = Quadratic(heads, shifts.shape[1], diagonal=diagonal)
         encoding.centres.copy_(centres)
@@ -165,7 +165,7 @@ def place_heads(
 
 @final
 class _Problem:
-    """The error of heads with given centres and alphas, and its minimum."""
+    """Approximation error of a kernel as a function of the heads' centres and alphas, and its minimisation."""
 
     def __init__(self, shifts: Tensor, kernel: Float[Tensor, "j i d"], *, diagonal: bool) -> None:
         self.shifts, self.kernel = shifts, kernel
@@ -174,12 +174,12 @@ class _Problem:
         self.gram = flat @ flat.mT
         low, high = shifts.amin(0).long() - _BEYOND, shifts.amax(0).long() + _BEYOND
         self.axes = [torch.arange(int(a), int(b) + 1, dtype=shifts.dtype) for a, b in zip(low, high, strict=True)]
-        self.places = torch.zeros(len(shifts), dtype=torch.long)  # of the taps among all shifts, row-major
+        self.places = torch.zeros(len(shifts), dtype=torch.long)  # indices of the taps among all shifts, row-major
         for dim, axis in enumerate(self.axes):
             self.places = self.places * len(axis) + (shifts[:, dim].long() - low[dim])
 
     def attention(self, centres: Tensor, alpha: Tensor) -> Float[Tensor, "s h"]:
-        """Phi: softmax over all shifts, a product over axes."""
+        """Return Phi, the softmax over all shifts, as a product over axes."""
         rows = centres.new_ones(len(centres), 1)
         for dim, axis in enumerate(self.axes):
             scores = -alpha[:, dim % self.widths, None] * (axis - centres[:, dim, None]).square()
@@ -187,19 +187,19 @@ class _Problem:
         return rows.mT
 
     def error(self, centres: Tensor, alpha: Tensor) -> Tensor:
-        """The squared error of the best weights, relative to the kernel."""
+        """Return the squared error of the best weights, relative to the kernel."""
         phi = self.attention(centres, alpha)
         factor = torch.linalg.cholesky(phi.mT @ phi + _RIDGE * torch.eye(phi.shape[1], dtype=phi.dtype))
         reached = torch.linalg.solve_triangular(factor, phi[self.places].mT, upper=False)  # (h, j)
         return 1 - torch.einsum("hj,jk,hk->", reached, self.gram, reached) / self.gram.trace().clamp_min(1e-300)
 
     def weights(self, centres: Tensor, alpha: Tensor) -> Float[Tensor, "h i d"]:
-        """The best weights."""
+        """Return the best weights."""
         inverse = torch.linalg.pinv(self.attention(centres, alpha), rtol=1e-8)  # (h, s)
         return torch.einsum("hj,jid->hid", inverse[:, self.places], self.kernel)
 
     def rounded_error(self, centres: Tensor, alpha: Tensor, dtype: torch.dtype) -> float:
-        """The squared error with all parameters rounded to a layer's dtype."""
+        """Return the squared error with all parameters rounded to a layer's dtype."""
         weights = self.weights(centres, alpha).to(dtype).double()
         spread = (2 * alpha).sqrt().to(dtype).double()
         left = -torch.einsum("sh,hid->sid", self.attention(centres.to(dtype).double(), spread.square() / 2), weights)
@@ -207,7 +207,7 @@ class _Problem:
         return float(left.square().sum())
 
     def solve(self, heads: int, *, restarts: int, generator: torch.Generator) -> list[tuple[Tensor, Tensor]]:
-        """Centres and alphas: the best of all starts, and hard heads at the taps with the largest weights."""
+        """Return (centres, alphas) of the best start, and of hard heads at the taps with the largest weights."""
         energy = self.gram.diagonal()
         likely = energy.clamp_min(1e-12 * float(energy.max()) + 1e-300)
         largest = self.shifts[energy.argsort(descending=True, stable=True)[:heads]]
@@ -221,7 +221,7 @@ class _Problem:
         return [min(found, key=lambda place: float(self.error(*place))), hard]
 
     def _clustered(self, centres: Tensor, energy: Tensor) -> Tensor:
-        """Five rounds of k-means over the taps, weighted by the kernel's energy."""
+        """Run five rounds of k-means over the taps, weighted by the kernel's energy."""
         for _ in range(5):
             nearest = torch.cdist(self.shifts, centres).argmin(1)
             share = F.one_hot(nearest, len(centres)).to(energy) * energy[:, None]  # (j, h)
@@ -231,7 +231,7 @@ class _Problem:
         return centres
 
     def _descend(self, centres: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
-        """L-BFGS over centres and, within their bounds, the logarithms of alpha."""
+        """Run L-BFGS over the centres and the logarithms of alpha, within their bounds."""
         low, high = math.log(_BLUNTEST), math.log(_SHARPEST)
         part = (math.log(alpha) - low) / (high - low)
         place = centres.clone().requires_grad_()

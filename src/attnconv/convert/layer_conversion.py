@@ -1,13 +1,14 @@
-"""Convert a convolution to multi-head self-attention, the construction of Theorem 1, and back.
+"""Conversion of a convolution to multi-head self-attention, by the construction of Theorem 1, and back.
 
     conv(x)_q = sum_j x_{q + shift_j} W_j + b  =  sum_h (A_h x)_q W_h + b
 
-Head j attends shift_j with a one-hot softmax. The border rule is the padding mode, so outputs are equal everywhere.
-Hard heads come back exactly. For others, with E_q the keys of the taps, the best convolution for white input minimises
+Head j attends to shift_j only. The border rule matches the padding mode, so outputs are also equal at the border.
+Hard heads convert back exactly. For soft heads, let E_q be the indicators of the keys under the taps. The best
+convolution for white input has the matrices V_j that minimise
 
-    sum_q || sum_j E_q[j] V_j - sum_h A_q[h] W_h ||^2,
+    sum_q || sum_j E_q[j] V_j - sum_h A_q[h] W_h ||^2.
 
-over V: V_j = sum_h Psi[j, h] W_h with one Psi for all channels: (sum_q E_q E_q^T) Psi = sum_q E_q A_q^T.
+The solution is V_j = sum_h Psi[j, h] W_h with one Psi for all channels: (sum_q E_q E_q^T) Psi = sum_q E_q A_q^T.
 """
 
 import math
@@ -43,10 +44,10 @@ from attnconv.theory.conv_taps import (
 from attnconv.theory.error_bounds import merged_weight
 from attnconv.theory.lemma3_best_weights import Residuals, Spans, compare_outputs, nearest_weights
 
-# The weight of a neighbour is eps^2 of float64: it vanishes in sums of any dtype that a layer is moved to, and smaller
-# weights are zero in float32, not denormal.
+# Neighbours of the target have probability eps^2 of float64, which vanishes in sums of every dtype. Keys further away
+# have probability zero in float32, not a denormal number.
 HARD_ALPHA = -2 * math.log(torch.finfo(torch.float64).eps)
-# For training, a compromise (results/recast-finetune): softer heads end with a lower accuracy, harder ones hardly move.
+# A compromise for training (results/recast-finetune): softer heads reach a lower accuracy, harder ones hardly move.
 SOFT_ALPHA = 3.0
 
 _LAYERS: dict[int, type[SelfAttention]] = {1: SelfAttention1d, 2: SelfAttention2d, 3: SelfAttention3d}
@@ -56,21 +57,21 @@ _MODES = {border: mode for mode, border in BORDERS.items()} | {"renormalise": "r
 def from_conv(
     conv: Convolution, *, alpha: float | None = None, weights: Literal["slices", "nearest"] = "slices"
 ) -> SelfAttention:
-    """Return the attention layer, a head per kernel position (row-major), that equals a convolution (Theorem 1).
+    """Return an attention layer that equals a convolution (Theorem 1), with heads in the order of kernel positions.
 
     Args:
-        conv: nn.Conv1d, nn.Conv2d, nn.Conv3d or one of their transposes, with any stride, dilation, padding, padding
-            mode, groups and floating dtype.
-        alpha: Sharpness of the heads, in 1 / pixel^2. None for heads that are hard in every dtype (`HARD_ALPHA`): they
-            equal the convolution, and their centres and spreads are frozen. Softer ones have a known error bound and
-            can be trained; `SOFT_ALPHA` = 3 is the value for that.
-        weights: The heads' matrices: the kernel's `slices`, to which `error_bound` applies; or, for soft heads, those
-            that are `nearest` to the convolution inside the image.
+        conv: nn.Conv1d, nn.Conv2d, nn.Conv3d or one of their transposed counterparts, with any stride, dilation,
+            padding, padding mode, groups and floating-point dtype.
+        alpha: Sharpness of the heads, in 1 / pixel^2. None uses `HARD_ALPHA`: the heads are hard in every dtype, the
+            layer equals the convolution, and centres and spreads are frozen. A smaller alpha gives soft heads, which
+            have a known error bound and can be trained; `SOFT_ALPHA` = 3 is recommended for training.
+        weights: Matrices of the heads: `slices` of the kernel, for which `error_bound` is valid, or, for soft heads,
+            the ones `nearest` to the convolution inside the image.
 
     Raises:
-        TypeError: conv is no convolution of these kinds, or is lazy, quantised or complex.
-        ValueError: alpha is not positive, or not finite in the convolution's dtype; `weights` is unknown; a weight is
-            not finite or is computed from others; or a tap is at a distance that the dtype cannot represent.
+        TypeError: `conv` is not one of these convolutions, or is lazy, quantised or complex.
+        ValueError: `alpha` is not positive, or not finite in the convolution's dtype; `weights` is unknown; a weight is
+            not finite or is computed from others; or the dtype cannot represent the shift of a tap.
 
     Example:
         >>> conv, x = torch.nn.Conv2d(3, 4, kernel_size=3, padding=1), torch.randn(2, 3, 6, 7)
@@ -81,11 +82,11 @@ def from_conv(
     if weights not in ("slices", "nearest"):
         raise ValueError(bad("weights", "must be 'slices' or 'nearest'", repr(weights)))
     spread = math.sqrt(2 * (HARD_ALPHA if alpha is None else _checked(alpha, conv.weight.dtype)))
-    with torch.no_grad(), torch.device("cpu"):  # values are needed, whatever the default device
+    with torch.no_grad(), torch.device("cpu"):  # real values, even if the default device is meta
         centres = torch.tensor(taps(conv))
         held = centres.to(conv.weight.dtype)
         if not torch.equal(held.long(), centres):
-            requirement, fix = "must have taps at shifts that its dtype can hold", "Convert it with conv.float() first."
+            requirement, fix = "must have a dtype that represents its shifts", "Convert it with conv.float() first."
             raise ValueError(bad("conv", requirement, str(conv.weight.dtype), fix))
         encoding = Quadratic(*centres.shape)
         encoding.requires_grad_(alpha is not None)
@@ -98,18 +99,18 @@ def from_conv(
 
 
 def equation_9(conv: Forward, *, alpha: float = 46.0) -> SelfAttention:
-    """Return the layer of the proof: the attention of equation (8) with the parameters of equation (9).
+    """Return the layer of the paper's proof: the attention of equation (8) with the parameters of equation (9).
 
         v_h = -alpha (1, -2 Delta_h),   r_delta = (|delta|^2, delta),   W_qry = W_key = 0,   W^_key = I
 
-    so that every score is ``-alpha (|delta - Delta_h|^2 - |Delta_h|^2)``. All four terms of equation (8) are computed.
+    Every score is then ``-alpha (|delta - Delta_h|^2 - |Delta_h|^2)``. All four terms of equation (8) are computed.
 
     Args:
-        conv: nn.Conv1d, nn.Conv2d or nn.Conv3d with no more outputs than pixels: equation (8) reads content at queries.
-        alpha: Sharpness of the heads; 46 in the paper.
+        conv: nn.Conv1d, nn.Conv2d or nn.Conv3d. Every query must be on a pixel, since equation (8) uses its content.
+        alpha: Sharpness of the heads, in 1 / pixel^2; 46 in the paper.
 
     Raises:
-        TypeError, ValueError: As `from_conv`.
+        TypeError, ValueError: As in `from_conv`, or `conv` is transposed.
 
     Example:
         >>> layer = equation_9(torch.nn.Conv1d(2, 2, kernel_size=3, padding=1))
@@ -118,7 +119,7 @@ def equation_9(conv: Forward, *, alpha: float = 46.0) -> SelfAttention:
     """
     check_convolution(conv)
     if not isinstance(conv, Forward):
-        raise TypeError(bad("conv", "must not be transposed: its queries lie between pixels", type(conv).__name__))
+        raise TypeError(bad("conv", "must not be transposed, since queries must be on pixels", type(conv).__name__))
     _checked(alpha, conv.weight.dtype)
     with torch.no_grad(), torch.device("cpu"):
         centres = torch.tensor(taps(conv), dtype=torch.float64)
@@ -134,9 +135,9 @@ def equation_9(conv: Forward, *, alpha: float = 46.0) -> SelfAttention:
 
 
 def layer_for(conv: Convolution, encoding: Encoding, weight: Tensor | None = None) -> SelfAttention:
-    """Return a layer with a convolution's geometry, bias, mode, device and dtype around other heads.
+    """Return a layer with the given heads and a convolution's geometry, bias, training mode, device and dtype.
 
-    `weight` has one matrix per head, (h, c / groups, d); None for the convolution's, with a head per tap.
+    `weight` has one matrix per head, (h, c / groups, d); None uses those of the convolution, with one head per tap.
     """
     if isinstance(conv, Forward):
         geometry: dict[str, Any] = {"border": BORDERS[conv.padding_mode]}
@@ -158,7 +159,7 @@ def layer_for(conv: Convolution, encoding: Encoding, weight: Tensor | None = Non
         **geometry,
     )
     with torch.no_grad():
-        # In the convolution's order in memory, so that it runs as a convolution without a copy.
+        # Keep the convolution's memory layout, so that hard heads run as a convolution without a copy.
         weight = head_weights(conv) if weight is None else weight.to(conv.weight)
         layer.weight = nn.Parameter(weight.detach().clone())
         if layer.bias is not None and conv.bias is not None:
@@ -172,26 +173,25 @@ def to_conv(
     *,
     x: Float[Tensor, "b c *sizes"] | None = None,
 ) -> Convolution:
-    """Return the convolution that an attention layer computes or, with a kernel size, the nearest one.
+    """Return the convolution that equals an attention layer with hard heads, or the nearest one of a given kernel size.
 
-    Layers of `from_conv` give back their convolution, weights bit for bit; other layers of hard heads get the smallest
-    kernel, centred on the query, that holds all of their shifts.
+    A layer from `from_conv` converts back to its convolution, with weights that are equal bit for bit. Other layers
+    with hard heads get the smallest kernel that is centred on the query and contains all of their shifts.
 
     Args:
         layer: Any attention layer.
-        kernel_size: None for the exact convolution of hard heads; else the kernel of the nearest one, a number or one
-            per axis, centred like the layer's window or on the query.
-        x: With a kernel size, images: their size, and their content if the probabilities depend on it.
+        kernel_size: Kernel size of the nearest convolution, one number or one per axis, centred like the layer's window
+            or, without a window, on the query. None returns the exact convolution of hard heads.
+        x: Images; required with a kernel size. Their content is only used if attention depends on it.
 
     Returns:
-        nn.Conv1d, nn.Conv2d, nn.Conv3d or a transpose, with the layer's stride, groups, bias, dtype and mode; its
-        padding mode is the border rule, `replicate` under `renormalise`. See `conversion_error`.
+        The convolution, with the layer's stride, groups, bias, dtype and training mode. Its padding mode corresponds to
+        the border rule; `renormalise` becomes `replicate`. Measure the error with `conversion_error`.
 
     Raises:
-        TypeError: layer is no attention layer, or x no dense tensor of floating point numbers.
-        ValueError: The layer is on the meta device; its heads are soft, not at taps of their window, or attend beyond
-            their padding; or with a kernel size, x is missing or has other axes, or the kernel has no centre or taps
-            that no query sees.
+        TypeError: `layer` is not an attention layer, or `x` is not a dense floating-point tensor.
+        ValueError: The layer is on the meta device; its heads are soft, not at taps of its window, or attend beyond its
+            padding; `x` is missing or has another number of axes; or the kernel cannot be centred, or is too large.
 
     Example:
         >>> conv = torch.nn.Conv2d(2, 3, kernel_size=3, padding=1, padding_mode="reflect")
@@ -201,7 +201,7 @@ def to_conv(
     if not isinstance(layer, SelfAttention):
         raise TypeError(bad("layer", "must be an attention layer", type(layer).__name__))
     if next(layer.parameters()).is_meta:
-        raise ValueError(bad("layer", "must have its weights", "a layer on the meta device"))
+        raise ValueError(bad("layer", "must have materialised weights", "a layer on the meta device"))
     with torch.no_grad():
         conv, weight = _exact(layer) if kernel_size is None else _nearest(layer, kernel_size, x)
         grouped_weights(conv).copy_(weight.unflatten(2, (conv.groups, -1)))
@@ -211,32 +211,32 @@ def to_conv(
 
 
 def conversion_error(layer: SelfAttention, conv: Convolution, x: Float[Tensor, "b c *sizes"]) -> Residuals:
-    """Measure the distance of a convolution from a layer, for white input on images of x's size.
+    """Compute the root-mean-square error of a convolution for white input, relative to a layer's output.
 
         sqrt( sum_q || sum_j E_q[j] V_j - sum_h A_q[h] W_h ||^2 / sum_q || sum_h A_q[h] W_h ||^2 )
 
-    That is the root-mean-square difference of the outputs over that of the layer's outputs, without biases; over all
-    images of x if attention depends on content. (`imitation_error` is relative to the convolution.)
+    Biases are ignored. If attention depends on content, the error covers all images in `x`; otherwise only their size
+    is used. (`imitation_error` is relative to the output of the convolution.)
 
     Raises:
-        ValueError: The two have other channels, groups, strides or numbers of outputs.
+        ValueError: The channels, groups, strides or output sizes of the two do not match.
     """
     return compare_outputs(layer, conv, x, None)[0]
 
 
 def _exact(layer: SelfAttention) -> tuple[Convolution, Float[Tensor, "j i d"]]:
-    """The convolution of hard heads, still without its weights, and the matrix of each tap."""
+    """Return the convolution of hard heads, with its weights not yet set, and the matrix of each tap."""
     shifts = layer.hard_shifts()
     if shifts is None:
-        fix = "Pass a kernel size and images for the nearest convolution."
-        raise ValueError(bad("layer", "must have hard heads to be a convolution", "soft heads", fix))
+        fix = "Pass a kernel size and images to get the nearest convolution."
+        raise ValueError(bad("layer", "must have hard heads to equal a convolution", "soft heads", fix))
     sizes = layer.kernel_size
     conv = _centred(layer, shifts) if sizes is None else _convolution(layer, sizes, layer.dilation, layer.border)
     known, weight = taps(conv), merged_weight(layer)
     if strays := [shift for shift in shifts if shift not in set(known)]:
         fix = "Pass a larger kernel size and images."
-        raise ValueError(bad("layer", "must have every head at a tap of its window", f"heads at {strays[:3]}", fix))
-    if shifts != known:  # other orders, heads that share a tap, taps without a head
+        raise ValueError(bad("layer", "must have its heads at taps of its window", f"heads at {strays[:3]}", fix))
+    if shifts != known:  # another order, several heads at one tap, or taps without a head
         places = torch.tensor([known.index(shift) for shift in shifts], device=weight.device)
         weight = weight.new_zeros((len(known), *weight.shape[1:])).index_add(0, places, weight)
     return conv, weight
@@ -245,16 +245,15 @@ def _exact(layer: SelfAttention) -> tuple[Convolution, Float[Tensor, "j i d"]]:
 def _nearest(
     layer: SelfAttention, kernel_size: int | Sequence[int], x: Tensor | None
 ) -> tuple[Convolution, Float[Tensor, "j i d"]]:
-    """The nearest convolution, still without its weights, and V."""
+    """Return the nearest convolution, with its weights not yet set, and V."""
     if x is None:
-        fix = "Pass images, or zeros of their shape where attention does not depend on content."
+        fix = "Pass images, or zeros of their shape if attention does not depend on content."
         raise ValueError(bad("x", "must be given with a kernel size", None, fix))
     check_dense(x, "x", least=1, dims=layer.dims)
     sizes = per_axis("kernel_size", kernel_size, layer.dims, least=1)
     most = tuple(2 * (size + sum(pad)) - 1 for size, pad in zip(x.shape[2:], layer.padding, strict=True))
     if any(size > limit for size, limit in zip(sizes, most, strict=True)):
-        requirement = f"must be at most {most} on the padded images: no query sees further"
-        raise ValueError(bad("kernel_size", requirement, sizes))
+        raise ValueError(bad("kernel_size", f"must be at most {most} for these images and padding", sizes))
     conv = _convolution(layer, sizes, layer.dilation if layer.window else (1,) * layer.dims, layer.border)
     spans = Spans(layer.operator(x), taps(conv), conv.padding_mode)
     pairs = torch.zeros((len(spans.shifts), len(spans.shifts)), dtype=torch.float64, device=x.device)
@@ -270,36 +269,37 @@ def _nearest(
 
 
 def _centred(layer: SelfAttention, shifts: Sequence[Sequence[int]]) -> Convolution:
-    """The smallest kernel centred on the query that holds all shifts of a free layer, under its rule outside."""
+    """Return a convolution with the smallest query-centred kernel that contains all shifts of a free layer."""
     along = list(zip(*shifts, strict=True))  # per axis, the shift of each head
     reach = [max(map(abs, axis)) for axis in along]
     steps = [max(math.gcd(*axis), 1) for axis in along]
     sizes = tuple(2 * far // step + 1 for far, step in zip(reach, steps, strict=True))
-    outside = []  # pixels beyond the image and padding there, of each side that a head attends
+    outside = []  # per side of the image that heads attend to: how far they reach beyond it, and the padding there
     for axis, (before, after) in zip(along, layer.padding, strict=True):
         outside += [(far, pad) for far, pad in ((-min(axis), before), (max(axis), after)) if far > 0]
     border = layer.border
-    zeros = border == "zero" and all(pad > 0 for _, pad in outside)  # the nearest lattice point holds a zero as well
+    zeros = border == "zero" and all(pad > 0 for _, pad in outside)  # the nearest lattice point is a padding zero
     if border not in ("renormalise", "replicate") and not zeros and any(far > pad for far, pad in outside):
         if border != "zero" or any(pad > 0 for _, pad in outside):
             got = f"heads up to {max(outside)[0]} pixels out with padding {layer.padding} and border {border!r}"
-            raise ValueError(bad("layer", "must not attend beyond its padding", got, "Give it more padding."))
-        border = "renormalise"  # the nearest lattice point is a pixel: as without padding
+            raise ValueError(bad("layer", "must not attend beyond its padding", got, "Increase the padding."))
+        border = "renormalise"  # the nearest lattice point is a pixel, as without padding
     return _convolution(layer, sizes, steps, border)
 
 
 def _convolution(layer: SelfAttention, sizes: Sequence[int], steps: Sequence[int], border: Border) -> Convolution:
-    """A convolution with a kernel of these sizes and dilations, centred as the layer's window is, or on the query."""
+    """Return a convolution of these kernel sizes and dilations, centred like the layer's window or on the query."""
     old = layer.kernel_size or (1,) * layer.dims
     more = [step * (size - before) for size, before, step in zip(sizes, old, steps, strict=True)]
     if any(extent % 2 for extent in more):
-        raise ValueError(bad("kernel_size", f"must differ from {old} by even numbers, to keep its centre", sizes))
+        fix = "Change it by an even number per axis."
+        raise ValueError(bad("kernel_size", f"must keep the centre of kernel size {old}", sizes, fix))
     known = layer.padding if layer.window else ((0, 0),) * layer.dims
     pads = tuple((first + extent // 2, last + extent // 2) for (first, last), extent in zip(known, more, strict=True))
     same = not layer.transposed and set(layer.stride) == {1} and pads == padding_of("same", sizes, steps)
     plain = all(first == last and first >= 0 for first, last in pads)
     if not plain and not same:
-        raise ValueError(bad("layer", "must have a padding that nn.Conv2d can have", f"(before, after) = {pads}"))
+        raise ValueError(bad("layer", "must have padding that PyTorch supports", f"(before, after) = {pads}"))
     like = next(layer.parameters())
     options: dict[str, Any] = {"stride": layer.stride, "dilation": steps, "groups": layer.groups}
     options |= {"padding": tuple(first for first, _ in pads) if plain else "same"}
@@ -310,7 +310,7 @@ def _convolution(layer: SelfAttention, sizes: Sequence[int], steps: Sequence[int
 
 
 def _checked(alpha: float, dtype: torch.dtype) -> float:
-    """An alpha whose spread sqrt(2 alpha) is finite in the layer's dtype, and its square in that of the scores."""
+    """Return `alpha` if sqrt(2 alpha) is finite in the layer's dtype, and its square in that of the scores."""
     wanted = math.sqrt(2 * alpha) if is_real(alpha) and alpha > 0 else 0.0
     spread = torch.tensor(wanted, dtype=torch.float64, device="cpu").to(dtype)
     squared = float(spread.to(score_dtype(dtype)).square())

@@ -1,7 +1,7 @@
-"""Replace every convolution of a network by the attention layer that equals it, and back.
+"""Replacement of a network's convolutions with equal attention layers, and back.
 
-Layers are converted first. `copy.deepcopy` of the model then puts the new layer wherever it finds the old one: as a
-child module, in a list, or bound in a hook. All else stays.
+Layers are converted first. Then `copy.deepcopy` copies the model with a memo that maps old to new layers, so that all
+references to them are replaced: as child modules, in lists, or bound in hooks.
 """
 
 import copy
@@ -33,25 +33,25 @@ def recast(
     only: Only = None,
     fast: bool = True,
 ) -> nn.Module:
-    """Return a copy of a network with attention layers in place of its convolutions.
+    """Return a copy of a network with its convolutions replaced by attention layers.
 
     Args:
-        model: Any module, such as one of torchvision, timm or Hugging Face; also a single convolution.
-        alpha: Sharpness of the heads; None for hard ones, with which the outputs are equal. See `from_conv`.
-        weights: Of soft heads, `slices` of the kernels or those `nearest` to them. See `from_conv`.
-        only: Layers to replace: patterns for their names (`"layer1.*"`, or `"!stem.*"` for all but these), or a
-            function of name and module; None for all. It must choose at least one.
-        fast: Run hard heads as shifts, at a convolution's cost (`SelfAttention.plan`). False computes every probability
-            from centres and alpha. Loading a state dict discards the plan; `plan_shifts` makes it again.
+        model: Any module, such as a model from torchvision, timm or Hugging Face, or a single convolution.
+        alpha: Sharpness of the heads. None uses hard heads, so that the outputs are equal. See `from_conv`.
+        weights: Matrices of soft heads, `slices` of the kernels or `nearest` to the convolutions. See `from_conv`.
+        only: Layers to replace: name patterns (`"layer1.*"`, or `"!stem.*"` to exclude layers), or a function of name
+            and module; None for all convolutions. At least one must be selected.
+        fast: Run hard heads as shifts, at the cost of a convolution (`SelfAttention.plan`). False computes every
+            probability from centres and alpha. Loading a state dict discards the plan; restore it with `plan_shifts`.
 
     Returns:
-        The copy. A layer's parameters are called `weight` (heads, in / groups, out), `bias` and `encoding.*`. Code that
-        reads `conv.weight` instead of calling the convolution (fusing batch norms, reparameterising, some state-space
-        models) is not supported: run it before, or leave those layers out. A model on the meta device stays there.
+        The copy, on the device of the model. Attention layers have parameters `weight` (heads, in / groups, out),
+        `bias` and `encoding.*`. Code that reads `conv.weight` instead of calling the convolution (batch norm fusion,
+        reparameterisation, some state-space models) is not supported: run it before `recast`, or exclude those layers.
 
     Raises:
-        TypeError, ValueError: A convolution cannot be converted, with its name and the reason; the model has none, or
-            keeps a method of one, such as `conv.forward`; or `only` chooses none.
+        TypeError, ValueError: A convolution cannot be converted (the message has its name and the reason); the model
+            has none, or keeps a method of one, such as `conv.forward`; or `only` selects none.
 
     Example:
         >>> cnn = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 3)).eval()
@@ -63,7 +63,7 @@ def recast(
     _check_all(found)
     _check_whole(model, found)
     _check_ties(model, found)
-    with torch.random.fork_rng(devices=[]):  # layers draw weights before they are given theirs
+    with torch.random.fork_rng(devices=[]):  # new layers draw random initial weights
         made = _transcribe(model, found, lambda conv: from_conv(conv, alpha=alpha, weights=weights))
     for name in found:
         layer: Any = made.get_submodule(name)
@@ -74,16 +74,16 @@ def recast(
 
 
 def plan_shifts(model: nn.Module) -> int:
-    """Run every layer with hard heads as shifts, until `unplan` or a loaded state dict; return their number.
+    """Run every layer with hard heads as shifts, until `unplan` or a loaded state dict; return the number of layers.
 
     Raises:
-        TypeError: `model` is no module.
-        ValueError: Such a layer holds NaN or infinity; then no layer was planned.
+        TypeError: `model` is not a module.
+        ValueError: A layer with hard heads contains NaN or infinity. No layer is planned in this case.
     """
     check_module(model)
     layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, SelfAttention)}
     hard = {name: layer for name, layer in layers.items() if layer.hard_shifts() is not None}
-    for name, layer in hard.items():  # before the first one is planned
+    for name, layer in hard.items():  # check all layers before planning any
         check_finite(layer.named_parameters(), origin=f"in {name or 'the model'}")
     for layer in hard.values():
         layer.plan((1,) * layer.dims, choose="shift")
@@ -91,17 +91,16 @@ def plan_shifts(model: nn.Module) -> int:
 
 
 def restore(model: nn.Module, *, only: Only = None) -> nn.Module:
-    """Return a copy of a network with convolutions in place of attention layers with hard heads.
+    """Return a copy of a network with its attention layers replaced by equal convolutions, the inverse of `recast`.
 
-    The inverse of `recast`: weights of its layers come back bit for bit.
+    The weights of recast layers are restored bit for bit.
 
     Args:
         model: Any module with attention layers.
-        only: Layers to replace, as for `recast`.
+        only: Layers to replace, as in `recast`.
 
     Raises:
-        ValueError: A layer is no convolution (soft heads, heads that moved), with its name, or the model has no
-            attention layers.
+        ValueError: A selected layer does not equal a convolution, or the model has no attention layers.
 
     Example:
         >>> cnn = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU())
@@ -113,7 +112,7 @@ def restore(model: nn.Module, *, only: Only = None) -> nn.Module:
 
 
 def _chosen(model: nn.Module, only: Only, wanted: Callable[[nn.Module], bool], kind: str) -> dict[str, nn.Module]:
-    """The modules to replace by their first name, in the model's order."""
+    """Return the modules to replace, by their first name, in the order of the model."""
     check_module(model)
     names: dict[nn.Module, list[str]] = {}
     for name, module in model.named_modules(remove_duplicate=False):
@@ -130,29 +129,29 @@ def _chosen(model: nn.Module, only: Only, wanted: Callable[[nn.Module], bool], k
         found = {name: present[name] for name in _matching(list(names.values()), only)}
     if not found:
         few = ", ".join(list(present)[:5])
-        raise ValueError(bad("only", f"must choose at least one {kind}", f"none of {len(present)} ({few}, ..)"))
+        raise ValueError(bad("only", f"must select at least one {kind}", f"none of {len(present)} ({few}, ...)"))
     return found
 
 
 def _matching(names: list[list[str]], only: Any) -> list[str]:
-    """The first names of the modules that the patterns choose by any of their names."""
+    """Return the first name of every module that the patterns select by any of its names."""
     patterns = [only] if isinstance(only, str) or not isinstance(only, Iterable) else list(only)
     if wrong := [pattern for pattern in patterns if not isinstance(pattern, str)]:
-        raise TypeError(bad("only", "must be patterns for names, or a function of name and module", repr(wrong[0])))
+        raise TypeError(bad("only", "must be name patterns or a function of name and module", repr(wrong[0])))
     chosen, left_out = set[str](), set[str]()
     for pattern in patterns:
         plain = pattern.removeprefix("!")
         met = {aliases[0] for aliases in names if any(fnmatchcase(name, plain) for name in aliases)}
         if not met:
             few = ", ".join(aliases[0] for aliases in names[:5])
-            raise ValueError(bad("only", "must match layers", f"{pattern!r}, which matches none of {few}, .."))
+            raise ValueError(bad("only", "must match layer names", f"{pattern!r}, which matches none of {few}, ..."))
         (left_out if plain != pattern else chosen).update(met)
     all_but = bool(left_out) and not chosen
     return [first for first, *_ in names if (all_but or first in chosen) and first not in left_out]
 
 
 def _check_all(found: dict[str, nn.Module]) -> None:
-    """Refuse convolutions that cannot be converted: the first one by its reason, the others by name."""
+    """Raise the error of the first convolution that cannot be converted, with the names of all others."""
     errors: dict[str, TypeError | ValueError] = {}
     for name, module in found.items():
         try:
@@ -161,41 +160,41 @@ def _check_all(found: dict[str, nn.Module]) -> None:
             errors[name] = error
     if errors:
         first, *others = errors
-        more = f" Nor can {', '.join(others)} be converted." if others else ""
+        more = f" These cannot be converted either: {', '.join(others)}." if others else ""
         raise type(errors[first])(f"{errors[first]}{more}") from errors[first]
 
 
 def _check_whole(model: nn.Module, found: dict[str, nn.Module]) -> None:
-    """Refuse lazy modules, and modules that were compiled with their convolutions."""
+    """Raise an error for lazy modules, and for compiled modules that contain a convolution to replace."""
     for name, module in model.named_modules():
         if any(nn.parameter.is_lazy(value) for value in module.parameters(recurse=False)):
-            fix = "Run the model once on an image, so that its lazy layers take their shapes."
-            raise TypeError(bad(name, "must have its parameters", f"{type(module).__name__}, not materialised", fix))
+            fix = "Run the model once on an image to initialise its lazy layers."
+            raise TypeError(bad(name, "must be initialised", f"{type(module).__name__}, not materialised", fix))
         compiled = module._compiled_call_impl is not None or type(module).__module__.startswith("torch._dynamo")
         if compiled and any(not name or other == name or other.startswith(f"{name}.") for other in found):
             got = f"{type(module).__name__}, compiled"
-            raise ValueError(bad(name or "model", "must not be compiled yet", got, "Compile the result of recast."))
+            raise ValueError(bad(name or "model", "must not be compiled", got, "Compile the result of recast instead."))
 
 
 def _check_ties(model: nn.Module, found: dict[str, nn.Module]) -> None:
-    """Refuse weights that a convolution shares with a module that keeps another layout."""
+    """Raise an error if a convolution shares its weight with a module that uses another layout of it."""
     layouts: dict[nn.Parameter, tuple[str, object]] = {}
     replaced = set(found.values())
     for path, module in model.named_modules():
         for name, parameter in module.named_parameters(recurse=False):
-            layout: object = (path, name)  # of a module that stays: equal to no other
+            layout: object = (path, name)  # of a module that is kept: unique
             if module in replaced and name == "bias":
-                continue  # biases move as they are
+                continue  # biases keep their layout
             if module in replaced and name == "weight":
                 layout = "forward" if isinstance(module, Forward) else ("transposed", module.groups)
             other, known = layouts.setdefault(parameter, (path, layout))
             if known != layout and (module in replaced or other in found):
-                fix = "Leave both out with `only`, or give one a weight of its own."
-                raise ValueError(bad(path, "must share its weight with convolutions of its kind only", other, fix))
+                fix = "Exclude both with `only`, or untie the weight."
+                raise ValueError(bad(path, "must share its weight only with convolutions of the same kind", other, fix))
 
 
 def _transcribe(model: nn.Module, found: dict[str, nn.Module], make: Callable[[Any], nn.Module]) -> nn.Module:
-    """A copy of the model with each of these modules replaced by what `make` returns for it."""
+    """Return a copy of the model in which every module `m` in `found` is replaced by `make(m)`."""
     made: dict[nn.Module, nn.Module] = {}
     shared: dict[nn.Parameter, nn.Parameter] = {}
     known: dict[int, object] = {}  # deepcopy's memo: the copy of each object
@@ -217,15 +216,15 @@ def _transcribe(model: nn.Module, found: dict[str, nn.Module], make: Callable[[A
             continue
         if getattr(type(held.__self__), held.__name__, None) is not held.__func__:
             got = f"{type(model).__name__}, which keeps {held.__qualname__}"
-            raise ValueError(bad("model", "must keep no method of a replaced module", got, "Call the module itself."))
+            raise ValueError(bad("model", "must not keep methods of replaced modules", got, "Call the module."))
     gone = {part for old in made for part in old.modules()} - made.keys()  # parts of replaced modules
     for name, module in model.named_modules(remove_duplicate=False):
         if module in gone:
             continue
         copied = twin.get_submodule(name)
         if module in made and copied is not made[module]:
-            raise ValueError(bad("model", "must be copied by copy.deepcopy with all its parts", type(model).__name__))
-        if copied.training != module.training:  # some classes change their mode when they are copied
+            raise ValueError(bad("model", "must be copied completely by copy.deepcopy", type(model).__name__))
+        if copied.training != module.training:  # some classes change their training mode when copied
             copied.train(module.training)
     return twin
 
@@ -245,21 +244,21 @@ def _copied(model: nn.Module, known: dict[int, object]) -> nn.Module:
 
 
 def _take_over(old: nn.Module, new: nn.Module, shared: dict[nn.Parameter, nn.Parameter]) -> None:
-    """Give `new` the freezing and the ties of `old`: layers that share a weight still do."""
+    """Copy `requires_grad` and weight tying from `old` to `new`."""
     weight, made = old._parameters.get("weight"), new.get_parameter("weight")
-    if weight is None:  # of factored heads
+    if weight is None:  # factored heads
         return
     for parameter in new.parameters():
         parameter.requires_grad_(parameter.requires_grad and weight.requires_grad)
     first = shared.setdefault(weight, made)
     if not made.is_meta and not torch.equal(first, made):
-        fix = "Use weights='slices', or give each layer a weight of its own."
-        raise ValueError(bad("weights", "'nearest' must find the same for layers that share a weight", "others", fix))
+        fix = "Use weights='slices', or untie the weights."
+        raise ValueError(bad("weights", "must give equal values for layers that share a weight", "'nearest'", fix))
     new.register_parameter("weight", first)
 
 
 def _move_hooks(old: nn.Module, new: nn.Module, known: dict[int, object]) -> None:
-    """Copy hooks; not those that a class of the library registers for itself."""
+    """Copy the hooks, except those that the library's own classes register."""
     for key in _HOOKS:
         before, after = vars(old).get(key), vars(new)[key]
         if isinstance(before, dict):

@@ -1,4 +1,4 @@
-"""Verify conversions: Theorem 1 on random convolutions, and the layers of a recast network, against error bounds."""
+"""Verification of conversions against error bounds, on random convolutions (Theorem 1) and on recast networks."""
 
 import copy
 import random
@@ -31,16 +31,16 @@ ALLOWED: dict[torch.dtype, float] = {torch.float64: 1e-10, torch.float32: 1e-5, 
 @final
 @dataclass(frozen=True)
 class Proof:
-    """One convolution computed by attention.
+    """Result of computing one convolution by attention.
 
     Attributes:
         title: Description of the convolution and the image.
-        dtype: Of weights, image and output.
+        dtype: Dtype of weights, image and output.
         way: `dense` (softmax of all scores), `kronecker` (one softmax per axis), or `shift` (hard heads run as shifts).
-        alpha: Sharpness of its heads, in 1 / pixel^2.
+        alpha: Sharpness of the heads, in 1 / pixel^2.
         hard: Whether the heads are hard in this dtype.
         relative: Largest absolute difference from the convolution in float64, over its largest absolute output.
-        tightness: Largest ratio, over output channels, of the difference to its bound; at most 1 if theory is right.
+        tightness: Largest ratio of error to error bound over output channels; at most 1 if the bound holds.
     """
 
     title: str
@@ -53,10 +53,10 @@ class Proof:
 
 
 def draw_convolution(source: random.Random, dtype: torch.dtype) -> tuple[Convolution, Tensor]:
-    """Draw a convolution over all options of PyTorch, and an image for it.
+    """Draw a random convolution and an image for it.
 
-    One to three axes; forward or transposed; kernels of 1 to 5, even and non-square; strides and dilations up to 3;
-    padding as numbers, "same" or "valid"; all padding modes; one, two or four groups; with and without bias.
+    Covers one to three axes; forward and transposed; even and non-square kernels of 1 to 5; strides and dilations up to
+    3; padding as numbers, "same" or "valid"; all padding modes; one, two or four groups; with and without bias.
     """
     dims = source.choice((1, 2, 2, 3))
 
@@ -78,7 +78,7 @@ def draw_convolution(source: random.Random, dtype: torch.dtype) -> tuple[Convolu
         options["padding"] = each(0, 3) if padding == "numbers" else padding
     kind: Any = (TRANSPOSED if transposed else FORWARD)[dims]
     conv: Convolution = kind(inputs, outputs, kernel, stride, dilation=dilation, **options)
-    least = max(4, *extents(conv))  # no smaller than kernel and padding: reflected and circular padding fit as well
+    least = max(4, *extents(conv))  # at least as large as kernel and padding, as reflect and circular padding require
     sizes = each(5, 7) if transposed else each(least, least + 4)
     generator = torch.Generator().manual_seed(source.getrandbits(62))
     with torch.no_grad():
@@ -88,12 +88,12 @@ def draw_convolution(source: random.Random, dtype: torch.dtype) -> tuple[Convolu
 
 
 def prove(cases: int = 200, *, seed: int = 0, soft: bool = False) -> Iterator[Proof]:
-    """Draw convolutions, compute each by attention, and yield one result per convolution and way.
+    """Draw random convolutions, compute each by attention, and yield one result per convolution and way.
 
     Args:
-        cases: Number of convolutions, spread evenly over float64, float32 and bfloat16.
-        seed: Of the draws.
-        soft: Take heads of an alpha between 0.3 and 20, by `kronecker` only, in place of hard heads in every way.
+        cases: Number of convolutions, distributed evenly over float64, float32 and bfloat16.
+        seed: Seed of the random convolutions.
+        soft: Use soft heads with a random alpha from 0.3 to 20, by `kronecker` only, instead of hard heads in all ways.
     """
     source, dtypes = random.Random(seed), list(ALLOWED)
     ways: tuple[Way, ...] = ("kronecker",) if soft else WAYS
@@ -105,7 +105,7 @@ def prove(cases: int = 200, *, seed: int = 0, soft: bool = False) -> Iterator[Pr
 
 
 def perform(layer: SelfAttention, x: Tensor, way: Way) -> Tensor:
-    """Return a layer's output by one of its operators; without convolutions unless that is `shift`."""
+    """Return the output of a layer computed in one of the `WAYS`; all except `shift` raise if a convolution is run."""
     if way == "shift":
         layer.plan(x.shape[2:], choose="shift")
         return layer(x)
@@ -116,14 +116,14 @@ def perform(layer: SelfAttention, x: Tensor, way: Way) -> Tensor:
 
 
 def no_convolutions() -> AbstractContextManager[Any]:
-    """Return a context in which any convolution that PyTorch runs, under any name, raises a RuntimeError."""
+    """Return a context manager in which every PyTorch convolution, by any name, raises a RuntimeError."""
     return _NoConvolutions()  # type: ignore[no-untyped-call]
 
 
 class _NoConvolutions(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if "conv" in func.name().partition("::")[2]:
-            raise RuntimeError(f"{func.name()} was run where convolutions are forbidden")
+            raise RuntimeError(f"{func.name()} was run inside no_convolutions()")
         return func(*args, **(kwargs or {}))
 
 
@@ -151,18 +151,17 @@ def _measure(conv: Convolution, x: Tensor, layer: SelfAttention, way: Way) -> Pr
 @final
 @dataclass(frozen=True)
 class LayerComparison:
-    """A convolution and its attention layer, on the inputs that the network gives the convolution.
+    """Comparison of a convolution and its attention layer, on the convolution's inputs in the network.
 
     Attributes:
-        name: The layer's name in the model.
+        name: Name of the layer in the model.
         heads: Number of heads.
-        alpha: Smallest alpha of its heads, in 1 / pixel^2; None if heads are not Gaussian.
+        alpha: Smallest alpha of the heads, in 1 / pixel^2; None if they are not axis-aligned Gaussians.
         scale: Largest absolute output of the convolution.
         error: Largest absolute difference between the two outputs.
-        bound: `error_bound` for inputs of this range; None if heads are not Gaussian or their weights are not the
-            kernel's slices.
-        flops: Of the convolution, 2 x multiply-adds.
-        attention_flops: Of the attention layer, as it runs.
+        bound: `error_bound` for inputs of this range; None if `alpha` is None or weights are not slices of the kernel.
+        flops: FLOPs of the convolution, 2 per multiply-add.
+        attention_flops: FLOPs of the attention layer as it runs.
     """
 
     name: str
@@ -178,12 +177,12 @@ class LayerComparison:
 @final
 @dataclass(frozen=True)
 class Comparison:
-    """The result of `compare`.
+    """Result of `compare`.
 
     Attributes:
-        layers: One entry per replaced convolution, in the order in which they first run.
-        scale: Largest absolute output of the whole network.
-        error: Largest absolute difference between the networks' outputs.
+        layers: One entry per replaced convolution, in execution order.
+        scale: Largest absolute output of the network.
+        error: Largest absolute difference between the outputs of the two networks.
     """
 
     layers: tuple[LayerComparison, ...]
@@ -192,25 +191,25 @@ class Comparison:
 
 
 def compare(model: nn.Module, recast: nn.Module, *inputs: Tensor) -> Comparison:
-    """Run a network and its recast on the same inputs, in evaluation mode and without gradients.
+    """Compare a network with its recast copy on the same inputs, in evaluation mode and without gradients.
 
-    Errors do not accumulate over layers: each attention layer sees what the original network feeds its convolution.
+    Layer errors do not accumulate: each attention layer gets the input of its convolution in the original network.
 
     Args:
         model: The network.
-        recast: `recast(model)`.
+        recast: The result of `recast(model)`.
         inputs: Arguments of the network's forward pass.
 
     Raises:
-        TypeError: One of the two is no module.
-        ValueError: No convolution of the model has an attention layer in its place.
+        TypeError: `model` or `recast` is not a module.
+        ValueError: No convolution of `model` is an attention layer in `recast`.
     """
     check_module(model)
     check_module(recast, "recast")
     layers = {name: layer for name, layer in recast.named_modules() if isinstance(layer, SelfAttention)}
     convs = {name: conv for name, conv in model.named_modules() if isinstance(conv, Convolution) and name in layers}
     if not convs:
-        raise ValueError(bad("recast", "must have attention layers where the model has convolutions", "none"))
+        raise ValueError(bad("recast", "must have an attention layer for at least one convolution of model", "none"))
     found: dict[str, LayerComparison] = {}
     with torch.no_grad(), evaluating(model), evaluating(recast), ExitStack() as hooks:
         for name, conv in convs.items():
@@ -225,7 +224,7 @@ def compare(model: nn.Module, recast: nn.Module, *inputs: Tensor) -> Comparison:
 def _compare_layer(
     found: dict[str, LayerComparison], name: str, layer: SelfAttention, conv: Any, given: Any, options: Any, out: Tensor
 ) -> None:
-    """Run both on what the convolution was given; of several runs, keep the one with the largest part of its bound."""
+    """Compare both on the convolution's input; if it runs several times, keep the largest error relative to bound."""
     x = given[0] if given else options["input"]
     with FlopCounterMode(display=False) as before:
         conv.forward(*given, **options)
@@ -234,7 +233,7 @@ def _compare_layer(
     heads, bound = layer.encoding.gaussians(), None
     alpha = None if heads is None else heads.alpha
     if alpha is not None and layer.weight is not None and torch.equal(layer.weight, head_weights(conv)):
-        pixels = x.double().movedim(-1 - layer.dims, 0).flatten(1)  # by channels, of a batch or of one image
+        pixels = x.double().movedim(-1 - layer.dims, 0).flatten(1)  # (c, values), for a batch or a single image
         bound = float(error_bound(layer, pixels.amin(1), pixels.amax(1)).max())
     now = LayerComparison(
         name=name,

@@ -1,7 +1,4 @@
-"""Models: the paper's classifier, the residual network beside it, named presets, checkpoints and the loader.
-
-`attnconv.models.model_loader.load` is also `attnconv.load`.
-"""
+"""Models: the paper's classifier, a ResNet baseline, presets, checkpoints, and the loader `attnconv.load`."""
 
 from attnconv._util.exports import attach
 

@@ -1,18 +1,18 @@
-"""The classifiers that this library builds: the paper's (section 4.1), and the residual network beside it.
+"""Image classifiers: the attention model of the paper (section 4.1), and a ResNet baseline.
 
-The paper's classifier:
+The paper's classifier has these parts:
 
-    positions   space to depth: a square of p x p pixels becomes one position of c p^2 channels (invertible)
+    positions   space to depth: a square of p x p pixels becomes one position with c p^2 channels (invertible)
     embedding   linear
-    blocks      attention with a merged W^(h) per head (equation 11), a second linear map, residual, layer norm;
+    blocks      attention with a merged W^(h) per head (equation 11), a second linear layer, residual, layer norm;
                 MLP with exact GELU, residual, layer norm
     head        mean over positions, linear
 
-The hidden state is (b, height, width, c) in memory, in which both the linear maps and the attention layers are fastest;
-the attention layers take and return (b, c, height, width) *views*.
+The hidden state is (b, height, width, c) in memory, the fastest layout for both linear and attention layers. Attention
+layers accept and return (b, c, height, width) *views* of it.
 
-The residual network is that of He et al. (2015) with the usual stem for CIFAR, one 3x3 convolution of stride 1 and no
-pooling: an image of 32 x 32 pixels is still 32 x 32 in the first stage and 4 x 4 in the last.
+The baseline is the ResNet of He et al. (2015) with the usual stem for CIFAR, one 3x3 convolution with stride 1 and no
+pooling. A 32 x 32 image therefore has 32 x 32 positions in the first stage and 4 x 4 in the last.
 """
 
 from typing import Any, final
@@ -32,17 +32,17 @@ from attnconv.models.settings import AttentionSettings, ModelSettings, ResNetSet
 
 
 def build(settings: ModelSettings | str, **changes: Any) -> nn.Module:
-    """Build a model with fresh parameters, drawn from torch's global generator.
+    """Build a model with parameters initialised randomly from torch's global generator.
 
     Args:
         settings: Settings, or the name of a preset.
-        **changes: Settings in place of the preset's own, such as `classes=100`.
+        **changes: Settings that override the preset's, such as `classes=100`.
 
     Returns:
-        The model in training mode: images (b, c, height, width) to logits (b, classes).
+        The model in training mode. It maps images (b, c, height, width) to logits (b, classes).
 
     Raises:
-        ValueError: No preset has this name, or the settings are not legal.
+        ValueError: The preset does not exist, or the settings are invalid.
 
     Example:
         >>> sum(parameter.numel() for parameter in build("quadratic-digits").parameters())
@@ -57,16 +57,16 @@ def build(settings: ModelSettings | str, **changes: Any) -> nn.Module:
 
 @final
 class AttentionClassifier(nn.Module):
-    """Space to depth, linear embedding, attention blocks, mean over positions, linear head.
+    """Attention classifier: space to depth, linear embedding, attention blocks, mean over positions, linear head.
 
-    Positions enter only through the attention scores, so one model accepts images of any size that the downsampling
-    divides.
+    Only attention scores depend on positions, so a model accepts images of any size that is a multiple of
+    `settings.downsampling`.
 
     Args:
-        settings: Sizes, encoding, norms and dropouts.
+        settings: Sizes, encoding, norms and dropout rates.
 
     Raises:
-        ValueError: The settings are not legal; the message lists all problems.
+        ValueError: The settings are invalid; the message lists all problems.
 
     Example:
         >>> import torch
@@ -82,13 +82,13 @@ class AttentionClassifier(nn.Module):
         self.downsampling = settings.downsampling
         self.embedding = nn.Linear(settings.image_channels * settings.downsampling**2, settings.width)
         self.blocks = nn.Sequential(*(AttentionBlock(settings, heads) for heads in settings.heads_per_layer))
-        # Post-norm blocks end with a norm; pre-norm blocks leave a bare sum of branches.
+        # Post-norm blocks end with a norm; the output of pre-norm blocks is not normalised.
         pre_norm = settings.norm == "pre"
         self.norm = nn.LayerNorm(settings.width, settings.norm_epsilon) if pre_norm else nn.Identity()
         self.head = nn.Linear(settings.width, settings.classes)
 
     def forward(self, images: Tensor) -> Float[Tensor, "b classes"]:
-        """Logits of images (b, c, height, width); the downsampling divides height and width."""
+        """Return the logits of images (b, c, height, width); height and width are multiples of `downsampling`."""
         check_shape(images, channels=self.image_channels, multiple=self.downsampling)
         hidden = self.embedding(space_to_depth(images, self.downsampling))
         hidden = self.norm(self.blocks(hidden))
@@ -98,7 +98,7 @@ class AttentionClassifier(nn.Module):
 
 @final
 class AttentionBlock(nn.Module):
-    """Attention and an MLP, each on a residual branch with a layer norm after the sum or before the branch.
+    """Block of attention and an MLP, each a residual branch with layer norm after the sum or before the branch.
 
     post (the paper)    x <- norm(x + branch(x))
     pre                 x <- x + branch(norm(x))
@@ -116,7 +116,7 @@ class AttentionBlock(nn.Module):
             head_channels=settings.head_channels,
             attention_dropout=settings.attention_dropout,
         )
-        self.output = nn.Linear(width, width)  # in the authors' code, not in the paper's equations
+        self.output = nn.Linear(width, width)  # in the authors' code, but not in the paper's equations
         self.attention_norm = nn.LayerNorm(width, settings.norm_epsilon)
         self.mlp_in = nn.Linear(width, settings.mlp_width)
         self.mlp_out = nn.Linear(settings.mlp_width, width)
@@ -142,7 +142,7 @@ class AttentionBlock(nn.Module):
 
 
 def space_to_depth(images: Float[Tensor, "b c height width"], side: int) -> Float[Tensor, "b rows columns channels"]:
-    """The invertible down-sampling of Jacobsen et al. (2018), channels last.
+    """Apply the invertible downsampling of Jacobsen et al. (2018), channels last.
 
     Channel c * side^2 + i * side + j of a position is channel c of the pixel in row i, column j of its square.
     """
@@ -151,7 +151,7 @@ def space_to_depth(images: Float[Tensor, "b c height width"], side: int) -> Floa
 
 
 def make_encoding(settings: AttentionSettings, heads: int) -> Encoding:
-    """Build the encoding of a layer with this many heads."""
+    """Build the encoding of a layer with the given number of heads."""
     encoding = encoding_named(
         settings.encoding,
         settings.width,
@@ -170,13 +170,13 @@ def make_encoding(settings: AttentionSettings, heads: int) -> Encoding:
 
 @final
 class ResNet(nn.Module):
-    """Stem, stages of basic blocks, mean over positions, linear head.
+    """Residual network: stem, stages of basic blocks, mean over positions, linear head.
 
     Args:
-        settings: Widths and numbers of blocks of the stages, image channels and classes.
+        settings: Width and number of blocks of each stage, image channels and classes.
 
     Raises:
-        ValueError: The settings are not legal; the message lists all problems.
+        ValueError: The settings are invalid; the message lists all problems.
 
     Example:
         >>> import torch
@@ -201,7 +201,7 @@ class ResNet(nn.Module):
         self.head = nn.Linear(before, settings.classes)
 
     def forward(self, images: Tensor) -> Float[Tensor, "b classes"]:
-        """Logits of images (b, c, height, width) of any size."""
+        """Return the logits of images (b, c, height, width) of any size."""
         check_shape(images, channels=self.image_channels)
         hidden = self.stages(F.relu(self.stem_norm(self.stem(images))))
         logits: Tensor = self.head(hidden.mean((2, 3)))
@@ -210,7 +210,7 @@ class ResNet(nn.Module):
 
 @final
 class BasicBlock(nn.Module):
-    """relu(shortcut(x) + norm(conv(relu(norm(conv(x)))))), two 3x3 convolutions, the first one with the stride."""
+    """Residual block relu(shortcut(x) + norm(conv(relu(norm(conv(x)))))); only the first 3x3 convolution is strided."""
 
     def __init__(self, in_channels: int, out_channels: int, *, stride: int = 1) -> None:
         super().__init__()
@@ -230,9 +230,9 @@ class BasicBlock(nn.Module):
 
 
 def check_shape(images: Tensor, *, channels: int, multiple: int = 1) -> None:
-    """Reject images that are not of this form; reads only the shape and the dtype, so that it compiles away."""
+    """Raise an error for images with a wrong shape or dtype. Values are not read, so the check compiles away."""
     given: object = images
-    if isinstance(given, torch.fx.Proxy):  # symbolic tracing: there is no shape yet
+    if isinstance(given, torch.fx.Proxy):  # symbolic tracing, where the shape is unknown
         return
     if not images.is_floating_point():
         fix = "Scale bytes to [0, 1] and normalise them first."
@@ -240,5 +240,6 @@ def check_shape(images: Tensor, *, channels: int, multiple: int = 1) -> None:
     shape = tuple(images.shape)
     if images.ndim != 4 or shape[1] != channels or any(side == 0 or side % multiple for side in shape[2:]):
         fix = "Add a batch axis with images[None]." if images.ndim == 3 else ""
-        requirement = f"must have shape (b, {channels}, height, width) with sides that {multiple} divides"
+        sides = f" and sides divisible by {multiple}" if multiple > 1 else ""
+        requirement = f"must have shape (b, {channels}, height, width) with non-empty sides{sides}"
         raise ValueError(bad("images", requirement, f"shape {shape}", fix))

@@ -1,4 +1,4 @@
-"""Load any model: every command and function that accepts a model accepts what `load` accepts."""
+"""Loader for presets, runs, checkpoints and models of other libraries, used by all functions and commands."""
 
 import importlib
 import importlib.util
@@ -38,22 +38,22 @@ Sizes: TypeAlias = tuple[int, int] | None
 Found: TypeAlias = tuple[nn.Module, About]
 
 RUN_WEIGHTS = ("checkpoints/best.safetensors", "checkpoints/last.safetensors", "checkpoints/start.safetensors")
-"""Where a run folder keeps its weights, in the order of preference."""
+"""Weights files of a run folder, in order of preference."""
 _FORMS = "a preset, a run folder, a checkpoint, timm:NAME, hf:NAME, torchvision:NAME or package.module:function"
 _INTERPOLATE = "interpolate_pos_encoding"  # an argument of transformers' models
 
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model and what is known about it.
+    """A loaded model with its settings, class names and normalisation.
 
     Attributes:
-        model: In evaluation mode, on the CPU: normalised images (b, c, height, width) to logits (b, classes).
-        settings: Of a preset or a checkpoint; None for other models.
-        classes: Names in the order of the logits; empty where they are not known.
-        mean: Mean of each image channel, for images in [0, 1]; empty where it is not known.
-        std: Standard deviation of each image channel, likewise.
-        source: Where the model came from, for reports.
+        model: Model in evaluation mode, on the CPU; maps normalised images (b, c, height, width) to logits.
+        settings: Settings of a preset or checkpoint; None for other models.
+        classes: Class names in the order of the logits; empty if unknown.
+        mean: Mean of each image channel, for images in [0, 1]; empty if unknown.
+        std: Standard deviation of each image channel, for images in [0, 1]; empty if unknown.
+        source: Description of the model's origin, for reports.
     """
 
     model: nn.Module
@@ -67,33 +67,33 @@ class LoadedModel:
 def load(
     spec: str | Path, *, pretrained: bool = False, size: tuple[int, int] | None = None, **changes: Any
 ) -> LoadedModel:
-    """Load or build a model, which `spec` names in one of these forms.
+    """Load or build the model that `spec` names.
 
-        quadratic                     a preset's name: fresh parameters
-        runs/2026-11-21-quadratic     a run folder: its best checkpoint, else its last, else its initial one
-        weights.safetensors           a checkpoint, or a network that `attnconv recast` wrote
-        timm:vit_tiny_patch16_224     a model of timm
-        torchvision:resnet18          a model of torchvision
-        hf:vit                        a model of transformers: a type of model, or a name on the hub, or a folder
-        package.module:function       whatever the function, called without arguments, returns
+        quadratic                     a preset, with random initial parameters
+        runs/2026-11-21-quadratic     a run folder: its best checkpoint, or else its last or initial one
+        weights.safetensors           a checkpoint, or a network written by `attnconv recast`
+        timm:vit_tiny_patch16_224     a timm model
+        torchvision:resnet18          a torchvision model
+        hf:vit                        a transformers model: a model type, a name on the Hugging Face hub, or a folder
+        package.module:function       the return value of a function, which is called without arguments
 
-    Fresh parameters are drawn from torch's global generator; reading a checkpoint leaves that as it was.
+    Random parameters are drawn from torch's global generator. Reading a checkpoint does not change its state.
 
     Args:
-        spec: The model; a `Path` is always a run folder or a checkpoint. A preset's name means the preset even where a
-            folder has the same name; write `./quadratic` for the folder.
-        pretrained: Download trained weights for models of timm, torchvision and the hub.
-        size: Height and width of the images in pixels, for models of timm and transformers that are made for one size:
-            both interpolate trained positions to it. None for the model's own.
-        **changes: Settings in place of a preset's own, such as `classes=100` (the fields of `AttentionSettings` and
+        spec: Name of the model in one of the forms above. A `Path` is always a run folder or a checkpoint. Presets have
+            priority over folders of the same name; write `./quadratic` for the folder.
+        pretrained: Download pretrained weights for timm, torchvision and transformers models.
+        size: Image size (height, width) in pixels for timm and transformers models with a fixed image size; both
+            interpolate trained positions. None uses the model's own size.
+        **changes: Settings that override those of a preset, such as `classes=100` (fields of `AttentionSettings` and
             `ResNetSettings`).
 
     Raises:
-        ValueError: The name is not known or has none of these forms, the checkpoint is rejected (see
-            `read_checkpoint`), timm cannot build the model for the size, or the user's code raises an error.
-        FileNotFoundError: There is no such folder or file, or a run folder holds no weights yet.
+        ValueError: The name is unknown or has none of these forms, the checkpoint is invalid (see `read_checkpoint`),
+            timm cannot build the model for the size, or the function raises an error.
+        FileNotFoundError: The folder or file does not exist, or a run folder has no weights yet.
         ImportError: The library of the model is not installed, or the module cannot be found.
-        TypeError: A function returns something that is not a `torch.nn.Module`.
+        TypeError: The function does not return a `torch.nn.Module`.
 
     Example:
         >>> load("quadratic-digits").source
@@ -104,7 +104,7 @@ def load(
         return LoadedModel(build(settings).eval(), settings, source=f"preset {spec}, fresh parameters")
     if changes:
         name, value = next(iter(changes.items()))
-        raise ValueError(bad(name, "is a setting of presets", repr(value), f"{str(spec)!r} is none."))
+        raise ValueError(bad(name, "can only be given with a preset", f"{value!r} with {str(spec)!r}"))
     if isinstance(spec, Path):
         return _load_path(spec)
     library, colon, name = spec.partition(":")
@@ -115,7 +115,7 @@ def load(
     if Path(spec).exists():
         return _load_path(Path(spec))
     if "/" in spec or os.sep in spec or spec.endswith((".safetensors", *PICKLE_SUFFIXES)):
-        raise FileNotFoundError(bad("model", "must be a run folder or a checkpoint", f"nothing at {spec}"))
+        raise FileNotFoundError(bad("model", "must be an existing run folder or checkpoint", f"nothing at {spec}"))
     if colon:
         return _load_function(library, name)
     timm = f"A timm model is named timm:{spec}." if "_" in spec else ""
@@ -134,7 +134,7 @@ def _load_path(path: Path) -> LoadedModel:
 
 
 def _fresh(make: Callable[[], nn.Module], file: WeightsFile) -> nn.Module:
-    """Make a model in the dtype of a file's tensors, and leave torch's global generator as it was."""
+    """Build a model in the dtype of a file's tensors, without changing the state of torch's global generator."""
     with torch.random.fork_rng(devices=[]):
         model = make()
     dtypes = {tensor.dtype for tensor in file.tensors.values() if tensor.is_floating_point()}
@@ -142,19 +142,19 @@ def _fresh(make: Callable[[], nn.Module], file: WeightsFile) -> nn.Module:
 
 
 def checkpoint_file(path: Path) -> Path:
-    """The checkpoint that a path names: itself, or of a run folder the best, else the last, else the initial one."""
+    """Return the checkpoint at a path: the file itself, or the best, last or initial checkpoint of a run folder."""
     if not path.is_dir():
         return path
     for name in RUN_WEIGHTS:
         if (path / name).is_file():
             return path / name
-    requirement = f"must be a run folder that holds {' or '.join(RUN_WEIGHTS)}"
+    requirement = f"must be a run folder with {' or '.join(RUN_WEIGHTS)}"
     fix = "A run writes its first checkpoint at the end of its first epoch."
     raise FileNotFoundError(bad("model", requirement, path, fix))
 
 
 def _rebuild(file: WeightsFile) -> LoadedModel:
-    """Build what a recast network was made from, recast it, and give it the weights; no user's function is called."""
+    """Build the original of a recast network, recast it, and load the weights; never calls a user's function."""
     source, origin = file.value("model", dict), file.source
     alpha, only = file.value("alpha", float, int, type(None)), file.value("only", list, type(None))
     spec, given, settings = source.get("spec"), source.get("settings"), None
@@ -164,7 +164,7 @@ def _rebuild(file: WeightsFile) -> LoadedModel:
     elif library not in LIBRARIES:
         fix = f"Load it with: model = attnconv.recast(YOUR_MODEL, alpha={alpha}, only={only}); "
         fix += f"model.load_state_dict(safetensors.torch.load_file({Path(origin).name!r}))."
-        requirement = "must name a model of a library; no function is called"
+        requirement = f"must name a model of {', '.join(LIBRARIES)}, since functions are not called"
         raise ValueError(bad("checkpoint", requirement, repr(spec), fix, origin=origin))
     about = read_about(file, settings)
     base = _fresh(lambda: build(settings) if settings else LIBRARIES[library](name, False, None)[0], file)
@@ -175,7 +175,7 @@ def _rebuild(file: WeightsFile) -> LoadedModel:
 
 
 def _load_function(module_name: str, function_name: str) -> LoadedModel:
-    """Call a user's function. A module in the working folder is found as with `python -m`."""
+    """Call a user's function. Modules in the working directory can be imported, as with `python -m`."""
     spec = f"{module_name}:{function_name}"
     if not all(part.isidentifier() for part in module_name.split(".")):
         raise ValueError(bad("model", f"must be {_FORMS}", repr(spec)))
@@ -189,8 +189,8 @@ def _load_function(module_name: str, function_name: str) -> LoadedModel:
         model = function() if callable(function) else None
     except ModuleNotFoundError as error:
         if module is not None or error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise  # the user's module exists, and itself lacks something
-        fix = "Run from the folder that holds it, or install its package."
+            raise  # the user's module exists, but one of its imports does not
+        fix = "Run from the folder that contains it, or install its package."
         raise ImportError(bad("model", "must name a module that can be imported", repr(module_name), fix)) from error
     except ImportError:
         raise
@@ -205,13 +205,13 @@ def _load_function(module_name: str, function_name: str) -> LoadedModel:
 
 
 def _users_error(spec: str, error: Exception, module: Any) -> str:
-    """Describe an error of a user's code, with the line that raised it, and theirs where that is another."""
+    """Format an error raised by a user's function, with the line that raised it and the user's line that called it."""
     frames = traceback.extract_tb(error.__traceback__)
     theirs = [frame for frame in frames if frame.filename == getattr(module, "__file__", None)]
     places = dict.fromkeys(f"{frame.filename}:{frame.lineno}" for frame in (frames[-1:] + theirs[-1:]))
     fix = f"It was raised at {', called from '.join(places)}: {(theirs or frames)[-1].line}"
     got = f"{type(error).__name__}: {str(error).strip().rstrip('.')}"
-    return bad("model", f"{spec} must run without an error", got, fix)
+    return bad("model", f"{spec} must run without errors", got, fix)
 
 
 def _import(package: str) -> Any:
@@ -219,13 +219,13 @@ def _import(package: str) -> Any:
         return importlib.import_module(package)
     except ModuleNotFoundError as error:
         raise (missing(error) or error) from error
-    except RuntimeError as error:  # torchvision, which timm needs, was built for another torch
-        fix = "Install the torch and the torchvision that were released together."
+    except RuntimeError as error:  # torchvision, which timm imports, was built for another version of torch
+        fix = "Install matching versions of torch and torchvision."
         raise ImportError(bad(package, "must be importable", str(error), fix)) from error
 
 
 def _require_known(library: str, name: str, known: list[str]) -> None:
-    if name.partition(".")[0] not in known:  # timm names weights after a dot
+    if name.partition(".")[0] not in known:  # in timm, the name of the weights follows a dot
         raise ValueError(bad("model", f"must be the name of a {library} model", repr(name), did_you_mean(name, known)))
 
 
@@ -238,13 +238,13 @@ def _of_timm(name: str, pretrained: bool, size: Sizes) -> Found:
     except TypeError as error:
         if "img_size" not in str(error):
             raise
-        model = timm.create_model(name, pretrained=pretrained)  # it accepts images of any size
+        model = timm.create_model(name, pretrained=pretrained)  # this model accepts images of any size
     except (AssertionError, RuntimeError, ValueError) as error:
         if size is None:
             raise
         reason = str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
-        requirement = f"must be one that timm can build {name} for"
-        raise ValueError(bad("size", requirement, f"{size[0]} x {size[1]}", f"timm says: {reason}.")) from error
+        requirement = f"must be supported by timm for {name}"
+        raise ValueError(bad("size", requirement, f"{size[0]} x {size[1]}", f"Error from timm: {reason}.")) from error
     values = model.pretrained_cfg
     return model, _about((), values.get("mean"), values.get("std"))
 
@@ -266,21 +266,21 @@ def _of_transformers(name: str, pretrained: bool, size: Sizes) -> Found:
     about = _about()
     try:
         if pretrained:
-            # Only safetensors, because the hub's other format is a pickle; and no code from the hub.
+            # Only safetensors, since the hub's other format is a pickle; and no remote code.
             network = factory.from_pretrained(name, use_safetensors=True, trust_remote_code=False)
             labels, preprocessing = network.config.id2label, {}
-            with suppress(OSError):  # it has none
+            with suppress(OSError):  # the repository may have no preprocessing
                 preprocessing, _ = transformers.ImageProcessingMixin.get_image_processor_dict(name)
             classes = [str(labels[index]) for index in sorted(labels)]
             about = _about(classes, preprocessing.get("image_mean"), preprocessing.get("image_std"))
         elif name in transformers.CONFIG_MAPPING:
-            network = factory.from_config(configs.for_model(name))  # the type's default sizes, without the network
+            network = factory.from_config(configs.for_model(name))  # default sizes of the type, without download
         else:
             network = factory.from_config(configs.from_pretrained(name, trust_remote_code=False))
     except (OSError, ValueError) as error:
         reason = str(error).strip().partition("\n")[0].rstrip(".")
-        requirement = "must be a type of image classifier, a name on the hub that can be reached, or a folder"
-        raise ValueError(bad("model", requirement, f"hf:{name}", f"transformers says: {reason}.")) from error
+        requirement = "must be the type of an image classifier, an available name on the hub, or a folder"
+        raise ValueError(bad("model", requirement, f"hf:{name}", f"Error from transformers: {reason}.")) from error
     own = getattr(network.config, "image_size", None)
     own = (own, own) if isinstance(own, int) else own and tuple(own)
     interpolate = size not in (None, own) and _INTERPOLATE in inspect.signature(network.forward).parameters
@@ -288,7 +288,7 @@ def _of_transformers(name: str, pretrained: bool, size: Sizes) -> Found:
 
 
 def _about(*values: Any) -> About:
-    """Classes, mean and deviation as far as a library knows them."""
+    """Return the class names, mean and standard deviation that a library provides."""
     return About(*(tuple(value or ()) for value in values))
 
 
@@ -301,14 +301,14 @@ LIBRARIES: Mapping[str, Callable[[str, bool, Sizes], Found]] = {
 
 @final
 class Logits(nn.Module):
-    """A model of transformers as images to logits; it can interpolate its positions to the size of the images."""
+    """Wrapper of a transformers model that maps images to logits, and can interpolate positions to the image size."""
 
     def __init__(self, network: nn.Module, *, interpolate: bool = False) -> None:
         super().__init__()
         self.network, self.interpolate = network, interpolate
 
     def forward(self, images: Float[Tensor, "b c height width"], **options: object) -> Float[Tensor, "b classes"]:
-        """Logits of normalised images; `options` are further arguments of the model's own forward pass."""
+        """Return the logits of normalised images; `options` are passed to the model's forward pass."""
         if self.interpolate:
             options = {_INTERPOLATE: True, **options}
         logits: Tensor = self.network(pixel_values=images, **options).logits

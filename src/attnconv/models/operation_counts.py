@@ -1,7 +1,7 @@
-"""Parameters and operations of a model, computed exactly from its settings and without torch.
+"""Exact numbers of parameters and FLOPs of a model, computed from its settings without torch.
 
-An operation is one addition or multiplication, for one image. The paper counts linear and convolution modules only.
-Counting everything adds the products q.k and attention x values of dense attention, but no norms, softmax or GELU.
+FLOPs are additions and multiplications for one image. The paper counts only linear and convolution modules. The total
+also includes the products q.k and attention x values of dense attention, but not norms, softmax and GELU.
 """
 
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from attnconv.models.settings import AttentionSettings, ModelSettings, ResNetSet
 
 
 class Part(NamedTuple):
-    """A piece of a model: its parameters, and for one image the multiply-adds of linear maps and of products."""
+    """Counts for a part of a model: parameters, and multiply-adds per image of linear maps and of products."""
 
     parameters: int
     linear: int = 0
@@ -20,7 +20,7 @@ class Part(NamedTuple):
 
 
 def parameters(model: ModelSettings | str) -> int:
-    """Number of parameters of a model, given by its settings or as a preset's name.
+    """Return the number of parameters of a model, given its settings or the name of a preset.
 
     Example:
         >>> parameters("quadratic")
@@ -30,7 +30,7 @@ def parameters(model: ModelSettings | str) -> int:
 
 
 def flops_paper(model: ModelSettings | str) -> int:
-    """Operations for one image of the settings' size as the paper counts them: linear maps and convolutions only.
+    """Return the FLOPs for one image as counted in the paper: linear maps and convolutions only.
 
     Example:
         >>> flops_paper("quadratic")
@@ -40,7 +40,7 @@ def flops_paper(model: ModelSettings | str) -> int:
 
 
 def flops_all(model: ModelSettings | str) -> int:
-    """Operations for one image of the settings' size, including the products of attention in its dense form.
+    """Return the FLOPs for one image, including the products of dense attention.
 
     Example:
         >>> flops_all("quadratic")
@@ -55,7 +55,7 @@ def _parts(model: ModelSettings | str) -> Iterator[Part]:
 
 
 def _linear(inputs: int, outputs: int, times: int, *, bias: bool = True) -> Part:
-    """A linear map that is applied to `times` vectors."""
+    """Count a linear map that is applied to `times` vectors."""
     return Part(inputs * outputs + outputs * bias, times * inputs * outputs)
 
 
@@ -66,9 +66,9 @@ def _classifier_parts(settings: AttentionSettings) -> Iterator[Part]:
     for heads in settings.heads_per_layer:
         yield _encoding_part(settings, heads, side)
         channels = settings.head_channels or hidden
-        if settings.head_channels is not None:  # values of their own: W_val and W_out of equation (11) are not merged
+        if settings.head_channels is not None:  # W_val and W_out of equation (11) are not merged
             yield _linear(hidden, heads * channels, positions, bias=False)
-        yield Part(0, products=heads * positions**2 * channels)  # the weighted sums of values
+        yield Part(0, products=heads * positions**2 * channels)  # weighted sums of values
         yield _linear(heads * channels, hidden, positions)
         yield _linear(hidden, hidden, positions)
         yield norm
@@ -81,15 +81,15 @@ def _classifier_parts(settings: AttentionSettings) -> Iterator[Part]:
 
 
 def _encoding_part(settings: AttentionSettings, heads: int, side: int) -> Part:
-    """Parameters and linear maps of an encoding, and its products q.k and q.r.
+    """Count the parameters, linear maps, and products q.k and q.r of an encoding.
 
-    Scores that do not depend on the image are computed once for all images and count as nothing. The learned encoding
-    is an exception: the authors' code applies its linear maps to each pair of a query's and a key's row or column.
+    Scores that do not depend on the image are not counted, since they are computed once for all images. The learned
+    encoding is an exception: the authors' code applies its linear maps to every pair of query and key rows or columns.
     """
     positions, width = side**2, settings.width
     table = 2 * settings.max_shift + 1
     key = width if settings.key_channels is None else settings.key_channels
-    projection = width * heads * key  # one linear map to queries or keys
+    projection = width * heads * key  # linear map to queries or to keys
     content = heads * positions**2 * key  # q.k
     match settings.encoding:
         case "quadratic":
@@ -100,11 +100,11 @@ def _encoding_part(settings: AttentionSettings, heads: int, side: int) -> Part:
             return Part(2 * table * width + 2 * width * heads, linear=2 * positions * width * heads)
         case "learned-content":
             learned = 2 * (projection + heads * key) + 2 * table * (key // 2)
-            relative = heads * positions * 2 * side * (key // 2)  # q.r: half of q meets each table
+            relative = heads * positions * 2 * side * (key // 2)  # q.r, with half of q for each table
             return Part(learned, linear=2 * positions * projection, products=content + relative)
         case "sinusoidal":
-            # Equation (8): W^_key meets the query once, and the product meets the sinusoids of each row and column
-            # shift. The term without content does the same with v, for every pair of rows and of columns.
+            # Equation (8): the query is multiplied by W^_key once, and the result by the sinusoids of every row and
+            # column shift. The term without content does the same with v, for every pair of rows and of columns.
             relative = heads * positions * 2 * side * width + positions * projection
             without_content = heads * 2 * positions * width + projection
             learned = 3 * projection + 2 * heads * key
@@ -132,6 +132,6 @@ def _resnet_parts(settings: ResNetSettings) -> Iterator[Part]:
 
 
 def _convolution(inputs: int, outputs: int, kernel: int, side: int) -> Part:
-    """A convolution without bias on an image of `side` x `side` pixels, and its batch norm."""
+    """Count a convolution without bias on `side` x `side` positions, and its batch norm."""
     weights = inputs * kernel**2 * outputs
     return Part(weights + 2 * outputs, side**2 * weights)

@@ -1,4 +1,4 @@
-"""Presets in numbers: the table behind `attnconv models`; free of torch."""
+"""Table of presets for `attnconv models`; does not import torch."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -9,20 +9,20 @@ from attnconv.models.presets import CATALOGUE
 
 @dataclass(frozen=True)
 class Table:
-    """A table of texts."""
+    """A table of strings."""
 
     title: str
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
 
     def markdown(self) -> str:
-        """The table in Markdown; columns of numbers are aligned to the right."""
+        """Return the table in Markdown, with numeric columns aligned to the right."""
         marks = ["---:" if is_numeric else ":---" for is_numeric in self.numeric]
         return "\n".join([_line(self.columns), f"|{'|'.join(marks)}|", *map(_line, self.rows)])
 
     @property
     def numeric(self) -> tuple[bool, ...]:
-        """Whether each column holds only numbers; a column without rows does not."""
+        """Whether each column is numeric; columns without rows are not."""
         columns = list(zip(*self.rows, strict=True)) or [("",)] * len(self.columns)
         return tuple(all(cell.replace(",", "").replace(".", "").isdigit() for cell in column) for column in columns)
 
@@ -32,10 +32,10 @@ def _line(cells: Iterable[str]) -> str:
 
 
 def table_of_presets() -> Table:
-    """Every preset with its exact number of parameters and both counts of operations: what `attnconv models` prints."""
+    """Return the table of presets with their exact numbers of parameters and FLOPs."""
     rows = [
         (name, f"{parameters(name):,}", f"{flops_paper(name):,}", f"{flops_all(name):,}", preset.description)
         for name, preset in CATALOGUE.items()
     ]
-    columns = ("preset", "parameters", "FLOPs, paper's way", "FLOPs, everything", "what it is")
+    columns = ("preset", "parameters", "FLOPs (as in the paper)", "FLOPs (total)", "description")
     return Table("Presets", columns, tuple(rows))

@@ -1,6 +1,6 @@
-"""The named models: the paper's, with the paper's hyper-parameters, and small ones that train on two CPU cores.
+"""Presets: the models of the paper with its hyper-parameters, and small models that train on two CPU cores.
 
-A name stands for an architecture only; `attnconv.training.recipes` has its training under the same name.
+A preset defines only the architecture. `attnconv.training.recipes` has training settings under the same name.
 """
 
 import fnmatch
@@ -15,7 +15,7 @@ from attnconv.models.settings import AttentionSettings, ModelSettings, ResNetSet
 
 @dataclass(frozen=True)
 class Preset:
-    """A model with a description of one sentence."""
+    """Settings of a model with a one-line description."""
 
     settings: ModelSettings
     description: str
@@ -23,52 +23,51 @@ class Preset:
 
 _PAPER = AttentionSettings()
 
-# 8 x 8 positions of 48 channels: an hour on two CPU cores is some dozens of epochs of CIFAR-10. The norm stands before
-# each branch, which trains at a higher rate from the first step, and the run is too short to need dropout.
+# 8 x 8 positions of 48 channels, for dozens of CIFAR-10 epochs per hour on two CPU cores. Pre-norm blocks train with a
+# higher learning rate from the first step, and training is too short to need dropout.
 _SMALL = AttentionSettings(
     layers=4, width=128, mlp_width=256, downsampling=4, dropout=0.0, norm="pre", norm_epsilon=1e-5, max_shift=7
 )
 
-# Grey images of 8 x 8 pixels: every pixel is a position.
+# Greyscale images of 8 x 8 pixels; every pixel is a position.
 _DIGITS = replace(_SMALL, layers=3, width=64, mlp_width=128, downsampling=1, image_size=8, image_channels=1)
 
 CATALOGUE: Mapping[str, Preset] = {
-    "resnet18": Preset(ResNetSettings(), "The residual network the paper compares with: ResNet-18 for 32 x 32 images."),
-    "quadratic": Preset(
-        _PAPER, "The paper's model: six layers of nine heads, each a round Gaussian with a centre and a spread."
-    ),
+    "resnet18": Preset(ResNetSettings(), "Baseline of the paper: ResNet-18 for 32 x 32 images."),
+    "quadratic": Preset(_PAPER, "Model of the paper: 6 layers of 9 heads, each an isotropic Gaussian."),
     "quadratic-generalized": Preset(
-        replace(_PAPER, encoding="quadratic-generalized"),
-        "The paper's model with heads whose Gaussians may be ellipses (a full covariance).",
+        replace(_PAPER, encoding="quadratic-generalized"), "Model of the paper with full-covariance Gaussian heads."
     ),
     "learned": Preset(
-        replace(_PAPER, encoding="learned"),
-        "The paper's model with learned scores for each row shift and each column shift.",
+        replace(_PAPER, encoding="learned"), "Model of the paper with learned row and column shifts, without content."
     ),
     "learned-content": Preset(
         replace(_PAPER, encoding="learned-content"),
-        "The paper's model with learned relative positions and with queries and keys from the content.",
+        "Model of the paper with learned row and column shifts, and content-based queries and keys.",
     ),
-    "quadratic-16-heads": Preset(replace(_PAPER, heads=16), "The paper's model with sixteen heads in each layer."),
-    "quadratic-small": Preset(_SMALL, "Four layers of nine round Gaussians on 8 x 8 positions, for two CPU cores."),
+    "quadratic-16-heads": Preset(replace(_PAPER, heads=16), "Model of the paper with 16 heads per layer."),
+    "quadratic-small": Preset(
+        _SMALL, "Small model for two CPU cores: 4 layers of 9 isotropic Gaussian heads on 8 x 8 positions."
+    ),
     "quadratic-generalized-small": Preset(
-        replace(_SMALL, encoding="quadratic-generalized"), "The small model with ellipses for heads."
+        replace(_SMALL, encoding="quadratic-generalized"), "Small model with full-covariance Gaussian heads."
     ),
     "learned-small": Preset(
-        replace(_SMALL, encoding="learned"), "The small model with learned row and column shifts, no content."
+        replace(_SMALL, encoding="learned"), "Small model with learned row and column shifts, without content."
     ),
     "learned-content-small": Preset(
-        replace(_SMALL, encoding="learned-content"), "The small model with learned shifts and content."
+        replace(_SMALL, encoding="learned-content"),
+        "Small model with learned row and column shifts, and content-based queries and keys.",
     ),
-    "quadratic-16-heads-small": Preset(replace(_SMALL, heads=16), "The small model with sixteen heads in each layer."),
+    "quadratic-16-heads-small": Preset(replace(_SMALL, heads=16), "Small model with 16 heads per layer."),
     "resnet-small": Preset(
         ResNetSettings(widths=(32, 64, 128), blocks=(1, 1, 1)),
-        "A residual network with about as many operations as quadratic-small.",
+        "ResNet baseline with about as many FLOPs as quadratic-small.",
     ),
-    "quadratic-digits": Preset(_DIGITS, "Three layers of nine round Gaussians for scikit-learn's 8 x 8 digits."),
+    "quadratic-digits": Preset(_DIGITS, "3 layers of 9 isotropic Gaussian heads for the 8 x 8 digits of scikit-learn."),
     "resnet-digits": Preset(
         ResNetSettings(widths=(32, 64), blocks=(1, 1), image_size=8, image_channels=1),
-        "A residual network for scikit-learn's 8 x 8 digits.",
+        "ResNet baseline for the 8 x 8 digits of scikit-learn.",
     ),
 }
 
@@ -76,10 +75,10 @@ PRESETS: Mapping[str, ModelSettings] = {name: preset.settings for name, preset i
 
 
 def list_models(pattern: str = "*") -> list[str]:
-    """Names of the presets, which `attnconv.load` accepts.
+    """Return the names of the presets, for `attnconv.load`.
 
     Args:
-        pattern: Only names that match, with the wildcards of a shell.
+        pattern: Shell-style wildcard pattern that the names must match.
 
     Example:
         >>> list_models("*-digits")
@@ -89,7 +88,7 @@ def list_models(pattern: str = "*") -> list[str]:
 
 
 def preset_settings(name: str, **changes: Any) -> ModelSettings:
-    """Settings of a preset, with changes. Raises `SettingsError` for unknown names and illegal values."""
+    """Return the settings of a preset, with changes; raise `SettingsError` for unknown names and invalid values."""
     if name in PRESETS:
         settings: ModelSettings = read(ModelSettings, {**plain(PRESETS[name]), **changes})
         return settings

@@ -1,6 +1,6 @@
-"""The architecture of a model: frozen dataclasses of plain values, free of torch.
+"""Architecture settings of the models, as frozen dataclasses of plain values; does not import torch.
 
-The same values are flags of the command line and are stored in `settings.json` and in every checkpoint.
+The fields are also flags of the command line, and are stored in `settings.json` and in every checkpoint.
 """
 
 from collections.abc import Iterator
@@ -21,28 +21,28 @@ ImageSize = Annotated[int, Meta(ge=1, le=4096)]
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionSettings:
-    """The paper's classifier: space to depth, linear embedding, attention blocks, mean over positions, linear head.
+    """Settings of the attention classifier of the paper.
 
     Attributes:
-        encoding: Positional encoding, by its name in the library.
+        encoding: Name of the positional encoding.
         layers: Number of blocks, at least 1.
-        heads: Heads of every layer, or one number for each layer (as pruning leaves them), each at least 1.
-        width: Channels of the hidden state.
-        mlp_width: Channels between the two linear maps of each block's MLP.
-        downsampling: Side of the square of pixels that becomes one position; it divides the image's sides.
-        dropout: Rate on each residual branch, from 0 up to but not including 1.
-        attention_dropout: Rate on the attention probabilities. Above 0 the layers run on dense matrices.
-        norm: Layer normalisation after each residual sum ("post", the paper) or before each branch ("pre").
-        norm_epsilon: The constant that layer normalisation adds to the variance.
-        head_channels: Channels of each head's value (factored W_val W_out); None merges both into one matrix.
-        key_channels: Channels of each head's query and key, where an encoding has them; None takes the width.
+        heads: Number of heads of every layer, or one number per layer (after pruning), at least 1.
+        width: Number of channels of the hidden state.
+        mlp_width: Number of hidden channels of each block's MLP.
+        downsampling: Side, in pixels, of the square that becomes one position. It must divide the image size.
+        dropout: Dropout rate of each residual branch, at least 0 and below 1.
+        attention_dropout: Dropout rate of attention probabilities. A rate above 0 requires dense attention matrices.
+        norm: Layer normalisation after each residual sum ("post", as in the paper) or before each branch ("pre").
+        norm_epsilon: Constant that layer normalisation adds to the variance.
+        head_channels: Number of channels of each head's values (factored W_val W_out). None merges both matrices.
+        key_channels: Number of channels of each head's queries and keys, if the encoding has them. None is the width.
         max_shift: Largest shift in the tables of learned relative encodings, in positions.
-        centres: Initial centres of quadratic heads: random around the query's position (normal, the paper), or one at
-            each of the nearest shifts, with twice the spread (near): nine heads are a 3 x 3 kernel.
-        centre_std: Initial deviation of the centres of quadratic encodings, in positions.
-        spread_std: Initial deviation of their spreads around 1.
-        image_size: Side of the images the model is made for, in pixels. It accepts images of other sizes as well.
-        image_channels: Channels of the images.
+        centres: Initial centres of quadratic heads. "normal" draws them around the query, as in the paper. "near"
+            assigns the nearest shifts with twice the spread, so that nine heads are a 3 x 3 kernel.
+        centre_std: Initial standard deviation of the centres of quadratic heads, in positions.
+        spread_std: Initial standard deviation of the spreads of quadratic heads around 1.
+        image_size: Side of the training images, in pixels. The model also accepts images of other sizes.
+        image_channels: Number of image channels.
         classes: Number of classes.
     """
 
@@ -70,19 +70,19 @@ class AttentionSettings:
 
     @property
     def heads_per_layer(self) -> tuple[int, ...]:
-        """Number of heads of each layer, first to last."""
+        """Number of heads in each layer."""
         return (self.heads,) * self.layers if isinstance(self.heads, int) else self.heads
 
     def conflicts(self, fine: Fine) -> Iterator[Problem]:
-        """Rules between the fields."""
+        """Yield a problem for each violated rule between fields."""
         per_layer = isinstance(self.heads, tuple) and fine("heads", "layers")
         if per_layer and len(self.heads_per_layer) != self.layers:
-            yield Problem("heads", f"must be one number, or one for each of the {self.layers} layers")
+            yield Problem("heads", f"must be one number or {self.layers} numbers, one per layer")
         if self.centres == "near" and fine("encoding") and not self.encoding.startswith("quadratic"):
             yield Problem("centres", f"must be normal for encoding {self.encoding}, whose heads have no centres")
         if fine("image_size", "downsampling") and self.image_size % self.downsampling:
             yield Problem("downsampling", f"must divide the image size {self.image_size}")
-        # Each axis takes an equal part of a query's vector, or of a position's, which also needs sines and cosines.
+        # Channels are divided equally between the axes, and in sinusoidal encodings also between sines and cosines.
         if self.encoding == "absolute-sinusoidal" and self.width % 4:
             yield Problem("width", f"must be a multiple of 4 for encoding {self.encoding}")
         if self.encoding == "learned-content" and self.key_channels is not None and self.key_channels % 2:
@@ -93,13 +93,13 @@ class AttentionSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class ResNetSettings:
-    """The residual network for small images: a 3x3 stem, stages of basic blocks, mean over positions, linear head.
+    """Settings of the ResNet baseline for small images.
 
     Attributes:
-        widths: Channels of each stage; every stage after the first halves the image.
-        blocks: Number of basic blocks in each stage, one number for each width.
-        image_size: Side of the images the model is made for, in pixels. It accepts images of other sizes as well.
-        image_channels: Channels of the images.
+        widths: Number of channels of each stage. Every stage after the first halves the image size.
+        blocks: Number of basic blocks in each stage, one number per width.
+        image_size: Side of the training images, in pixels. The model also accepts images of other sizes.
+        image_channels: Number of image channels.
         classes: Number of classes.
     """
 
@@ -112,11 +112,11 @@ class ResNetSettings:
     classes: Count = 10
 
     def conflicts(self, fine: Fine) -> Iterator[Problem]:
-        """Rules between the fields."""
+        """Yield a problem for each violated rule between fields."""
         if fine("widths", "blocks") and len(self.blocks) != len(self.widths):
-            yield Problem("blocks", f"must be one number for each of the {len(self.widths)} widths")
+            yield Problem("blocks", f"must be {len(self.widths)} numbers, one per width")
         if sum(self.blocks) > MOST_LAYERS:
-            yield Problem("blocks", f"must be at most {MOST_LAYERS} in all")
+            yield Problem("blocks", f"must be at most {MOST_LAYERS} in total")
         if fine():
             yield from _too_large(self, "widths")
 
@@ -125,8 +125,8 @@ ModelSettings = AttentionSettings | ResNetSettings
 
 
 def _too_large(settings: ModelSettings, name: str) -> Iterator[Problem]:
-    from attnconv.models.operation_counts import parameters  # which imports this module
+    from attnconv.models.operation_counts import parameters  # imports this module
 
     if (count := parameters(settings)) > MOST_PARAMETERS:
-        requirement = f"must be such that the model has at most {MOST_PARAMETERS:,} parameters"
-        yield Problem(name, requirement, fix=f"It has {count:,}.")
+        requirement = f"must be small enough for a model of at most {MOST_PARAMETERS:,} parameters"
+        yield Problem(name, requirement, fix=f"The model has {count:,} parameters.")

@@ -1,4 +1,4 @@
-"""Changes to a model: heads pruned or replaced by convolutions, and initialisations."""
+"""Model surgery: prune heads, replace heads by convolutions, and initialise attention as a convolution."""
 
 from attnconv._util.exports import attach
 

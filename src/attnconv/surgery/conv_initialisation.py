@@ -1,17 +1,18 @@
-"""Initialise a vision transformer so that its attention is a convolution: each head attends a fixed shift.
+"""Initialisation of a vision transformer as a convolution: each head attends to a fixed shift.
 
-The residual stream gets a subspace for positions, spanned by the rows of E (orthonormal, each of mean 0); everything
-else that writes to the stream is projected off it. Up to LayerNorm's scale, with a unit vector per row and per column,
+A subspace of the residual stream is reserved for positions. It is spanned by the rows of E (orthonormal, each with mean
+0), and all other outputs to the stream are projected onto its complement. Up to the scale of LayerNorm, with a unit
+vector phi for each row and column of the image,
 
     pos(i) = s E^T (phi_row(i), phi_column(i))        E k(i) = phi(i)        E q(i) = phi(i + delta_h)
     out(i) = sum_h P W_o,h W_v,h x(i + delta_h),      P = 1 - E^T E
 
-phi of an axis is an orthonormal basis where heads have room for one feature per position; else it has low frequencies,
+If heads have one channel per position of an axis, its phi is an orthonormal basis. Otherwise it has low frequencies,
 
-    phi(i) = (cos(f_1 i), .., sin(f_1 i), ..) / sqrt(number of frequencies),      B phi(i) = phi(i + delta)
+    phi(i) = (cos(f_1 i), ..., sin(f_1 i), ...) / sqrt(number of frequencies),      B phi(i) = phi(i + delta)
 
-and two constants a and b make the score <phi(i + delta), phi(k)> - 2 <= 0, so that LayerNorm's scale, which differs
-between keys, moves no maximum. Image tokens hold both, class tokens only b, so that their queries stay 0.
+and two constant features a and b make the score <phi(i + delta), phi(k)> - 2 <= 0. LayerNorm scales keys differently,
+which then does not move the maximum. Image tokens have both constants, class tokens only b, so their queries stay 0.
 """
 
 import math
@@ -33,24 +34,24 @@ from attnconv.inspect.module_adapters import AttentionParts, VitBlock, VitParts,
 from attnconv.layers.checks import check_finite
 from attnconv.surgery.replaceable_attention import layer_tokens, relative_size
 
-SHARPEST = 1e4  # the largest scale of scores that is tried
-LOST = 0.01  # relative error of the given filters above which it warns
+SHARPEST = 1e4  # upper bound of the search for the scale of scores
+LOST = 0.01  # relative error of given filters above which a warning is issued
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class LayerStart:
-    """How close one layer is to a convolution at the start, measured on the images.
+    """Errors of one initialised layer with respect to a convolution, measured on the images.
 
     Attributes:
-        shifts: delta of each head (row, column), in tokens.
+        shifts: Shift (rows, columns) of each head, in tokens.
         mass: Mean attention of each head to its shift, over the queries for which it is inside the image.
-        error: `|layer - convolution| / |convolution|` at the image's tokens, with a border that repeats the edge, for
-            the filters that the layer holds: the error of its attention.
-        filter_error: `|held - given| / |given|` of the filters, if the rank of given ones is too high for the heads; 0
-            if none were given.
-        given_error: `error` against the convolution with the given filters: the error of attention, of the rank, and of
-            the output that would enter the subspace of positions. Equal to `error` if none were given.
+        error: `|layer - convolution| / |convolution|` at the image tokens, for the convolution with replicate padding
+            and the filters stored in the layer. This is the error caused by attention.
+        filter_error: `|stored - given| / |given|` of the filters, nonzero if the rank of the given filters is too high
+            for the heads; 0 if no filters were given.
+        given_error: `error` with respect to the given filters, caused by attention, by the rank, and by the projection
+            of outputs off the subspace of positions. Equal to `error` if no filters were given.
     """
 
     shifts: Int[Tensor, "h 2"]
@@ -73,34 +74,33 @@ def start_as_convolution(
 ) -> dict[str, LayerStart]:
     """Initialise a vision transformer, in place, so that its attention is nearly a convolution.
 
-    Heads get the K x K shifts in turn, from the centre outwards; with fewer heads than shifts the next layer continues
-    where this one stopped.
+    The K x K shifts are assigned to heads in order, from the centre outwards. If a layer has fewer heads than shifts,
+    the next layer continues with the remaining shifts.
 
     Args:
-        model: timm's `VisionTransformer` or Hugging Face's ViT, DeiT or DINOv2, untrained.
-        filters: `random` keeps the initial values and `proj`; `impulse` lets each head pass on its own channels; or the
-            filters of a convolution, as `nn.Conv2d.weight`, with a head for each tap. A tap's channels x channels
-            matrix is held up to the rank of its heads, head dimensions x (heads // K^2) or more.
+        model: An untrained `VisionTransformer` from timm, or ViT, DeiT or DINOv2 from Hugging Face.
+        filters: `random` keeps the initial value and output projections; `impulse` makes each head copy its own
+            channels; or the weight of an `nn.Conv2d`, which needs one head per tap. The channels x channels matrix of a
+            tap is approximated with the rank of its heads, at least head dimension x (heads // K^2).
         layers: Indices of the blocks to initialise, at least one; None for all.
-        images: Images to measure on and to scale positions by; None for 2 of standard normal noise, which differs from
-            real images.
+        images: Images for measurements and for the scale of positions. None uses 2 images of standard normal noise.
         mass: Mean attention of each layer's heads to their shifts, above 0 and below 1.
-        kernel_size: K, odd; ignored if filters are given.
-        position_length: Length of positions in the residual stream relative to content, above 0. Shorter ones leave
-            more content after LayerNorm, with a larger error at the same mass.
+        kernel_size: Kernel size K, odd; ignored if filters are given.
+        position_length: Norm of positions in the residual stream relative to content, above 0. A smaller value keeps
+            more content after LayerNorm, but has a larger error at the same mass.
 
     Returns:
-        Name of the attention module -> its measurements.
+        The measurements of each layer, by the name of its attention module.
 
     Raises:
-        TypeError: `model` is no module, or `images` are no dense tensor of floating point.
-        ValueError: The model has other parts, an argument is out of range, or the filters do not fit; an image is
-            constant, not finite or rejected by the model; or the model would give NaN or infinity. After any exception
-            the model is what it was before.
+        TypeError: `model` is not a module, or `images` is not a dense floating-point tensor.
+        ValueError: The model is not supported, an argument is out of range, or the filters do not match the model; an
+            image is constant, not finite or rejected by the model; or the model would compute NaN or infinity. The
+            model is unchanged after any exception.
 
     Warns:
-        UserWarning: The heads of a layer hold less than `mass` in the mean, or given filters have a rank that does not
-            fit, with a relative error above 1 %.
+        UserWarning: The mean attention of a layer's heads is below `mass`, or the rank of the given filters is too
+            high, with a relative error above 1 %.
 
     Example:
         >>> import timm  # doctest: +SKIP
@@ -116,10 +116,10 @@ def start_as_convolution(
     filters = filters.to_dense() if isinstance(filters, Tensor) else filters
     chosen = list(range(len(parts.blocks))) if layers is None else sorted(indices("layers", layers, len(parts.blocks)))
     if not chosen:
-        raise ValueError(bad("layers", "must name at least one block, or be None for all", chosen))
+        raise ValueError(bad("layers", "must have at least one block, or be None for all", chosen))
     check_finite(model.named_parameters(), origin="in model")
     if parts.positions.is_meta:
-        raise ValueError(bad("model", "must have its weights", "a model on the meta device"))
+        raise ValueError(bad("model", "must have materialised weights", "a model on the meta device"))
     if images is None:
         sides = (count * stride for count, stride in zip(parts.grid, parts.patches.stride, strict=True))
         generator = torch.Generator().manual_seed(0)
@@ -129,52 +129,52 @@ def start_as_convolution(
     with all_or_nothing(model):
         with evaluating(model), blaming_images(model, images):
             found = start.run([parts.blocks[layer] for layer in chosen])
-        _warn(found, mass, parts.blocks[0].parts, filters)  # a warning may be an error
+        _warn(found, mass, parts.blocks[0].parts, filters)  # inside, since warnings may be configured to raise
     return found
 
 
 def _taps(parts: VitParts, filters: Any, kernel_size: int) -> Int[Tensor, "s 2"]:
-    """The shifts of a K x K kernel, from the centre outwards; filters must fit the model."""
+    """Return the shifts of a K x K kernel, from the centre outwards; raise if the filters do not match the model."""
     channels, heads = parts.patches.out_channels, parts.blocks[0].parts.heads
     if isinstance(filters, Tensor):
         kernel_size = filters.shape[-1] if filters.dim() == 4 else 0
         if filters.shape != (channels, channels, kernel_size, kernel_size) or not 0 < kernel_size**2 <= heads:
-            requirement = f"must be ({channels}, {channels}, K, K), K odd and K^2 at most {heads} heads"
+            requirement = f"must be ({channels}, {channels}, K, K), with odd K and at most {heads} taps, one per head"
             raise ValueError(bad("filters", requirement, tuple(filters.shape)))
         if filters.is_meta or filters.dtype not in FLOATING or not bool(filters.to_dense().isfinite().all()):
-            got = f"{filters.dtype} on {filters.device}, with NaN or infinity if they are floating point"
-            raise ValueError(bad("filters", "must be finite floating point numbers", got))
+            got = f"{filters.dtype} on {filters.device}, or NaN or infinite values"
+            raise ValueError(bad("filters", "must be finite floating-point numbers", got))
     elif not isinstance(filters, str) or filters not in ("random", "impulse"):
-        raise ValueError(bad("filters", "must be random, impulse or a tensor", repr(filters)))
+        raise ValueError(bad("filters", "must be 'random', 'impulse' or a tensor", repr(filters)))
     elif filters == "impulse" and any(block.parts.out.in_features != channels for block in parts.blocks):
         inner = parts.blocks[0].parts.out.in_features
-        raise ValueError(bad("filters", "must not be impulse where heads do not share channels", inner))
+        raise ValueError(bad("filters", f"must not be 'impulse' unless heads have {channels} channels in total", inner))
     if whole("kernel_size", kernel_size, 1) % 2 == 0 or kernel_size // 2 >= min(parts.grid):
-        raise ValueError(bad("kernel_size", f"must be odd and fit on {parts.grid} tokens", kernel_size))
+        raise ValueError(bad("kernel_size", f"must be odd and at most {2 * min(parts.grid) - 1}", kernel_size))
     line = range(-(kernel_size // 2), kernel_size // 2 + 1)
     return torch.tensor(sorted(((a, b) for a in line for b in line), key=lambda d: (d[0] ** 2 + d[1] ** 2, d)))
 
 
 def _warn(found: Mapping[str, LayerStart], mass: float, attention: AttentionParts, filters: str | Tensor) -> None:
-    """Warn of heads that hold less than asked for, and of given filters whose rank is above what fits."""
+    """Warn if heads do not reach the requested mass, and if given filters have too high a rank."""
     reached = {name: float(start.mass.mean()) for name, start in found.items()}
     if less := [f"{held:.3f} in {name}" for name, held in reached.items() if held < mass - 1e-3]:
-        requirement = f"must be within reach of the sharpest scores, here {', '.join(less)}"
-        fix = "Give images like the model's own, a smaller kernel_size or less mass."
+        requirement = f"must be at most what the layers reach, {', '.join(less)}"
+        fix = "Use images like the model's own, a smaller kernel_size or a smaller mass."
         warnings.warn(bad("mass", requirement, f"{mass:g}", fix), stacklevel=4)
     lost = [f"{start.filter_error:.3f} in {name}" for name, start in found.items() if start.filter_error > LOST]
     if lost and isinstance(filters, Tensor):
         heads, width, taps = attention.heads, attention.head_dim, filters.shape[-1] ** 2
         rank, most = int(torch.linalg.matrix_rank(filters.permute(2, 3, 0, 1)).max()), heads // taps * width
-        requirement = f"must have rank at most {most} at each of {taps} taps for {heads} x {width} channels"
-        fix = f"Their relative error is {', '.join(lost)}. Give filters of lower rank or with fewer taps."
+        requirement = f"must have rank at most {most} at each of {taps} taps for {heads} heads of {width} channels"
+        fix = f"Their relative error is {', '.join(lost)}. Use filters of lower rank or with fewer taps."
         warnings.warn(bad("filters", requirement, f"rank {rank}", fix), stacklevel=4)
 
 
 @final
 @dataclass(eq=False)
 class _Start:
-    """A model with a subspace for positions, and the images on which its layers are measured."""
+    """State of an initialisation: a model with a subspace for positions, and images to measure its layers on."""
 
     model: nn.Module
     parts: VitParts
@@ -182,7 +182,7 @@ class _Start:
     filters: str | Tensor
     taps: Int[Tensor, "s 2"]
     mass: float
-    length: float  # of positions relative to content
+    length: float  # norm of positions relative to content
 
     def __post_init__(self) -> None:
         parts, self.grid = self.parts, self.parts.grid
@@ -194,11 +194,11 @@ class _Start:
         self.features = [axis.at(torch.arange(axis.size)).to(parts.positions) for axis in self.axes]
         self.constants = any(not axis.exact for axis in self.axes)
         count = sum(part.shape[1] for part in self.features) + 2 * self.constants
-        # The last `count` vectors of the cosine basis: orthonormal, and all but the first of mean 0.
+        # The last `count` vectors of the cosine basis. They are orthonormal, and all except the first have mean 0.
         self.basis = cosines(channels)[:, channels - count :].T.to(parts.positions)  # (features, c)
 
     def run(self, blocks: Iterable[VitBlock]) -> dict[str, LayerStart]:
-        """Initialise the model and some of its blocks in order: each is measured on the output of the one before."""
+        """Initialise the model and some of its blocks, in order; each is measured on the output of its predecessors."""
         self._make_room()
         found, next_tap = {}, 0
         for block in blocks:
@@ -210,14 +210,14 @@ class _Start:
         return found
 
     def _make_room(self) -> None:
-        """Put positions into the subspace, and project everything else off it."""
+        """Write positions to the subspace, and project all other outputs off it."""
         parts, (height, width) = self.parts, self.grid
         for writer in (parts.patches, *(part for block in parts.blocks for part in block.writers)):
             for weight in writer.parameters(recurse=False):
                 self._project_off(weight)
         rows, columns = self.features
         both = torch.cat((rows[:, None].expand(-1, width, -1), columns[None].expand(height, -1, -1)), -1)
-        # Two unit vectors: at length 1 positions are as long as content is in the mean.
+        # phi has two unit vectors; at length 1 the norm of positions is the root-mean-square norm of content.
         scale = self.length * parts.embed(self.images).square().sum(-1).mean().div(2).sqrt()
         if self.constants:
             both = torch.cat((both, both.new_ones(height, width, 2)), -1)
@@ -233,7 +233,7 @@ class _Start:
         weight.sub_((self.basis.T @ (self.basis @ weight.reshape(len(weight), -1))).reshape(weight.shape))
 
     def _start(self, block: VitBlock, shifts: Tensor) -> LayerStart:
-        """Set a block's weights, and measure what they do."""
+        """Set the weights of a block, and measure its errors."""
         attention = block.parts
         for name, weight in block.norm.named_parameters():
             weight.fill_(1.0 if name == "weight" else 0.0)
@@ -248,7 +248,7 @@ class _Start:
         return LayerStart(shifts, held, error=error, filter_error=lost, given_error=given_error)
 
     def _set_values(self, attention: AttentionParts, shifts: Tensor) -> float:
-        """Set values and `proj`; the relative error of given filters."""
+        """Set the value and output projections; return the relative error of the given filters."""
         value, out, lost = attention.value.weight, attention.out.weight, 0.0  # views
         if isinstance(self.filters, Tensor):
             size = (attention.heads, attention.head_dim)
@@ -260,8 +260,8 @@ class _Start:
         return lost
 
     def _set_scores(self, attention: AttentionParts, x: Tensor, shifts: Tensor) -> Tensor:
-        """Set queries and keys, as sharp as asked for; the attention of each head to its shift."""
-        length = 4 if self.constants else 2  # of positions, squared, where the stream is not normalised
+        """Set query and key projections that reach the requested mass; return each head's attention to its shift."""
+        length = 4 if self.constants else 2  # squared norm of positions before LayerNorm
         place = (x[:, self.parts.prefix :] @ self.basis.T).square().sum(-1).mean() / length
         keys = torch.cat((self.basis[:-2], self.basis[-1:])) if self.constants else self.basis
         query, key = (part.weight.unflatten(0, (-1, attention.head_dim)) for part in (attention.query, attention.key))
@@ -269,11 +269,11 @@ class _Start:
             if part.bias is not None:
                 part.bias.zero_()
         maps = torch.stack([self._moved(shift) for shift in shifts.tolist()]) @ self.basis  # (h, features, c)
-        key[:, : len(keys)] = keys  # a view; the other rows keep their start: queries learn by them
+        key[:, : len(keys)] = keys  # a view; the other rows keep their values, so that queries get gradients
         before, (places, inside) = self.parts.prefix, self._keys(shifts)
 
         def masses(sharpness: float) -> Tensor:
-            """Set the queries; the attention of each head to its shift, over queries for which it is in the image."""
+            """Set the queries; return each head's mean attention to its shift, where that is inside the image."""
             query.zero_()
             query[:, : len(keys)] = maps * (sharpness / (place * attention.scale))
             rows = attention.maps_and_values(x)[0][:, :, before:, before:]
@@ -287,14 +287,14 @@ class _Start:
         return masses(high)
 
     def _moved(self, shift: list[int]) -> Tensor:
-        """B with B phi(i) = phi(i + delta)."""
+        """Return B with B phi(i) = phi(i + delta)."""
         parts = [axis.moved(step) for axis, step in zip(self.axes, shift, strict=True)]
         if self.constants:
-            parts.append(torch.tensor([[-2.0, 0.0]]))  # what meets b in the keys is -2 a
+            parts.append(torch.tensor([[-2.0, 0.0]]))  # the query component for b is -2 a
         return torch.block_diag(*parts).to(self.basis)
 
     def _keys(self, shifts: Int[Tensor, "h 2"]) -> tuple[Int[Tensor, "h n"], Bool[Tensor, "h n"]]:
-        """The token at each head's shift, or the nearest at the edge, and whether the shift is inside the image."""
+        """Return the token at each head's shift, or the nearest one in the image, and whether the shift is inside."""
         places = torch.cartesian_prod(*map(torch.arange, self.grid)) + shifts[:, None]  # (h, n, 2)
         last = torch.tensor(self.grid) - 1
         nearest = places.clamp(torch.zeros_like(last), last)
@@ -302,7 +302,7 @@ class _Start:
         return keys.to(self.basis.device), (places == nearest).all(-1).to(self.basis.device)
 
     def _inputs(self, block: VitBlock) -> Tensor:
-        """The input of a block's attention, which must be the output of the block's norm."""
+        """Return the input of a block's attention, which must be the output of the block's norm."""
         normed, calls = [], []
         with (
             block.norm.register_forward_hook(lambda _module, _args, output: normed.append(output)),
@@ -314,26 +314,26 @@ class _Start:
         x = layer_tokens(block.name, block.attention, calls, [place]).inputs
         if not any(x.is_set_to(output) for output in normed):
             got = f"{type(block.attention).__name__} on other inputs"
-            raise ValueError(bad(f"model.{block.name}", "must run on what its block's norm gives", got))
+            raise ValueError(bad(f"model.{block.name}", "must run on the output of its block's norm", got))
         return x
 
     def _check_finite(self, *tokens: Tensor | None) -> None:
         if any(some is not None and not bool(some.isfinite().all()) for some in tokens):
-            requirement = "must leave the model's numbers finite, with these images and filters"
-            fix = "Positions, images or filters are large."
+            requirement = "must keep the model's activations finite for these images and filters"
+            fix = "Use smaller positions, images or filters."
             raise ValueError(bad("position_length", requirement, self.length, fix))
 
     def _error(self, out: Tensor, expected: Tensor) -> float:
-        """`|layer - convolution| / |convolution|` at the image's tokens."""
+        """Return `|layer - convolution| / |convolution|` at the image tokens."""
         return float(relative_size((out[:, self.parts.prefix :] - expected).norm(), expected.norm()))
 
     def _exact(self, attention: AttentionParts, x: Tensor, shifts: Tensor) -> Tensor:
-        """The layer's convolution: its output if each head attended only its shift, or the edge beyond the border."""
+        """Return the output if each head attended only to its shift, or to the nearest edge token outside the image."""
         values = attention.maps_and_values(x)[1][:, :, self.parts.prefix :]
         return attention.finish(values.gather(2, self._keys(shifts)[0][:, :, None].expand_as(values)))
 
     def _convolved(self, attention: AttentionParts, x: Tensor, filters: Tensor) -> Tensor:
-        """The convolution with the given filters, over a border that repeats the edge, plus the layer's bias."""
+        """Return the convolution with the given filters and replicate padding, plus the bias of the layer."""
         image = x[:, self.parts.prefix :].transpose(1, 2).unflatten(-1, self.grid)
         padded = F.pad(image, (filters.shape[-1] // 2,) * 4, mode="replicate")
         constant = attention.finish(attention.maps_and_values(torch.zeros_like(x[:1, :1]))[1])
@@ -341,13 +341,13 @@ class _Start:
 
 
 def _factor(filters: Tensor, shifts: Tensor, value: Float[Tensor, "h e c"], out: Float[Tensor, "d h e"]) -> float:
-    """Fill in each tap's best factors of the rank that its heads have; the relative error of all."""
+    """Write the best low-rank factors of each tap to its heads; return the relative error over all taps."""
     half, size = filters.shape[-1] // 2, value.shape[1]
     left, values, right = torch.linalg.svd(filters.permute(2, 3, 0, 1))
     roots, lost = values.sqrt(), values.square()
     value.zero_()
     out.zero_()
-    used = torch.zeros(values.shape[:2], dtype=torch.int64)  # rank that heads hold so far, by tap
+    used = torch.zeros(values.shape[:2], dtype=torch.int64)  # rank assigned to heads so far, per tap
     for head, (down, across) in enumerate((shifts + half).tolist()):
         part = slice(int(used[down, across]), int(used[down, across]) + size)
         root = roots[down, across, part]
@@ -359,7 +359,7 @@ def _factor(filters: Tensor, shifts: Tensor, value: Float[Tensor, "h e c"], out:
 
 
 def cosines(size: int) -> Float[Tensor, "n n"]:
-    """The orthonormal cosine basis: row i, frequency f."""
+    """Return the orthonormal cosine basis, with positions in rows and frequencies in columns."""
     place = torch.arange(size, dtype=torch.float64)
     table = torch.cos(torch.pi * (place[:, None] + 0.5) * place / size)
     return (table / table.norm(dim=0)).float()
@@ -367,22 +367,22 @@ def cosines(size: int) -> Float[Tensor, "n n"]:
 
 @final
 class AxisFeatures:
-    """phi of one axis of `size` positions, with at most `room` features (at least 3), for shifts up to `reach`."""
+    """Features phi of an axis with `size` positions, at most `room` (at least 3), for shifts up to `reach`."""
 
     def __init__(self, size: int, room: int, reach: int) -> None:
         self.size, self.exact = size, room >= size
-        # `reach` beyond the end, the last position must be nearer than the first, one period away.
+        # A target `reach` beyond the end must be closer to the last position than to the first, one period later.
         self.turns = 2 * torch.pi / (size + 2 * reach) * torch.arange(1, (room - 1) // 2 + 1, dtype=torch.float64)
 
     def at(self, places: Int[Tensor, "n"]) -> Float[Tensor, "n f"]:
-        """phi of some positions."""
+        """Return phi of some positions."""
         if self.exact:
             return cosines(self.size)[places.clamp(0, self.size - 1)]
         angle = places[:, None] * self.turns
         return torch.cat((angle.cos(), angle.sin()), 1).float() / len(self.turns) ** 0.5
 
     def moved(self, step: int) -> Float[Tensor, "f f"]:
-        """B, from its action on all positions: exact, since it maps a basis or rotates planes."""
+        """Return B, fitted to all positions; exact, since B maps a basis or rotates planes."""
         places = torch.arange(self.size)
         here, there = self.at(places).double(), self.at(places + step).double()
         return torch.linalg.lstsq(here, there, driver="gelsd").solution.T.float()

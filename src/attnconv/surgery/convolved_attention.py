@@ -1,23 +1,24 @@
-"""Heads as a fixed mixing of values: a small depthwise kernel without a softmax, fitted to each head on given images.
+"""Replacement of attention heads by small depthwise kernels without a softmax, fitted to each head on given images.
+
+At an image token q, with sums over the K x K shifts delta and over the class tokens or registers p,
 
     out(q) = r(q) sum_delta w(delta) v(q + delta)  +  g mean_k v(k)  +  sum_p u(p) v(p)
 
-at an image token q, over the K x K shifts and the class tokens or registers p; v is 0 outside the image (or window). A
-token may read some of its shifts only. With the mean attention a,
+where v is 0 outside the image (or window). A query cannot read shifts that are outside the image or masked. The factor
 
     r(q) = sum_delta a(delta) / sum_{delta that q can read} a(delta)      at most K^2
 
-gives the weight of shifts that leave the image, or lead to a masked token, to the others; it is not trained, since the
-sum of a trained kernel may vanish. With the head's own output y and regressors R, whose columns are the terms above
-without their coefficients z = (w, g, u),
+with the mean attention a redistributes their weight to the other shifts. It is not trained, since the sum of a trained
+kernel can vanish. The coefficients z = (w, g, u) are fitted to the output y of the head by ridge regression, where the
+columns of R are the terms above without their coefficients:
 
     min_z  sum_{images, q, channels} |y - R z|^2 + t |z - z0|^2,    t = 1e-4 tr(R^T R) / len(z)
 
-with z0 the mean attention per shift and per class token; the image's mean has the rest of 1. The ridge t decides where
-values do not: on images without contrast all kernels of the same sum are equally good.
+z0 is the mean attention per shift and per class token; the mean of the image gets the remaining attention. The ridge t
+makes the solution unique: on images without contrast, all kernels with the same sum fit equally well.
 
-Class tokens and registers keep their attention. Where keys are neither normalised nor rotated, their scores need no
-keys: q (x W_k)^T = (q W_k^T) x^T, since the keys' bias adds the same to all scores of a row.
+Class tokens and registers keep their attention. If keys are neither normalised nor rotated, their scores are computed
+without keys: q (x W_k)^T = (q W_k^T) x^T, since the bias of the keys adds the same constant to all scores of a row.
 """
 
 import copy
@@ -35,39 +36,39 @@ from attnconv.inspect.module_adapters import Projection
 from attnconv.inspect.score_modifiers import ROTATIONS, PositionBias, ScoreTerms
 from attnconv.surgery.replaceable_attention import LayerTokens
 
-_RIDGE = 1e-4  # of the mean diagonal entry of R^T R
+_RIDGE = 1e-4  # relative to the mean diagonal entry of R^T R
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class Taps:
-    """The shifts of a K x K kernel, row by row, at the tokens of a grid."""
+    """Shifts of a K x K kernel, row-major, at the tokens of a grid."""
 
-    index: Int[Tensor, "taps n"]  # token at each shift, plus 1; 0 outside the grid
-    inside: Float[Tensor, "w taps n"]  # 1 where a shift can be read, else 0; per sequence of an image, or one for all
-    spread: Float[Tensor, "w n n"] | None  # weights of the mean over the keys that a query can read; None if all
+    index: Int[Tensor, "taps n"]  # index of the token at each shift, plus 1; 0 outside the grid
+    inside: Float[Tensor, "w taps n"]  # 1 if the query can read the shift, else 0; per window, or one for all windows
+    spread: Float[Tensor, "w n n"] | None  # weights of the mean over the keys that a query can read; None for all keys
 
     @classmethod
     def of_layer(cls, tokens: LayerTokens, kernel_size: int) -> "Taps":
-        """The taps of a layer, where its masks allow them."""
+        """Return the taps of a layer that its masks allow."""
         taps, allowed = cls.of(tokens.grid, kernel_size, tokens.inputs), tokens.terms.allowed()
         return taps if allowed is None or bool(allowed.all()) else taps.masked(allowed)
 
     @classmethod
     def of(cls, grid: tuple[int, int], kernel_size: int, like: Tensor) -> "Taps":
-        """The taps of an odd kernel where nothing is masked, with the device and dtype of `like`."""
+        """Return the taps of an odd kernel without masks, with the device and dtype of `like`."""
         places = torch.arange(1.0, grid[0] * grid[1] + 1, dtype=torch.float64, device=like.device)
         index = F.unfold(places.reshape(1, 1, *grid), kernel_size, padding=kernel_size // 2)[0].long()
         return cls(index, (index > 0)[None].to(like.dtype), None)
 
     def masked(self, allowed: Bool[Tensor, "w n n"]) -> "Taps":
-        """The same shifts where `allowed` says which keys a query can read."""
+        """Return the same shifts with a mask of the keys that each query can read."""
         shares = allowed.to(self.inside.dtype)
         inside = F.pad(shares, (1, 0)).gather(2, self.index.T.expand(len(allowed), -1, -1)).transpose(1, 2)
         return Taps(self.index, inside, shares / shares.sum(2, keepdim=True))
 
     def ratio(self, profile: Float[Tensor, "h K K"]) -> Float[Tensor, "w h n"]:
-        """r of the module's formula, with the profile as a."""
+        """Return r of the formula in the module docstring, with the profile as a."""
         mass = profile.flatten(1)
         total = mass.sum(1)[:, None]
         inside = torch.einsum("wtn,ht->whn", self.inside, mass)
@@ -77,7 +78,7 @@ class Taps:
     def columns(
         self, values: Float[Tensor, "b h tokens d"], profile: Float[Tensor, "h K K"]
     ) -> Iterator[Float[Tensor, "b h n d"]]:
-        """Yield the columns of R at the image's tokens. Sequences of one image are consecutive."""
+        """Yield the columns of R at the image tokens. Sequences of one image are consecutive."""
         before = values.shape[2] - self.index.shape[1]
         image = values[:, :, before:]
         by_sequence = image.unflatten(0, (-1, len(self.inside)))
@@ -95,7 +96,7 @@ class Taps:
     def mixed(
         self, values: Float[Tensor, "b h tokens d"], profile: Float[Tensor, "h K K"], weights: Float[Tensor, "h z"]
     ) -> Float[Tensor, "b h n d"]:
-        """R z."""
+        """Return R z."""
         terms = zip(self.columns(values, profile), weights.T[:, :, None, None], strict=True)
         return sum((column * weight for column, weight in terms), values.new_zeros(()))
 
@@ -103,15 +104,15 @@ class Taps:
 @final
 @dataclass(frozen=True, eq=False)
 class HeadMixing:
-    """The fixed weights of the heads of one layer."""
+    """Fitted coefficients of all heads of a layer."""
 
-    weights: Float[Tensor, "h z"]  # the K x K shifts row by row, the mean, the tokens before the image
+    weights: Float[Tensor, "h z"]  # the K x K shifts in row-major order, the mean, the tokens before the image
     profile: Float[Tensor, "h K K"]  # mean attention per shift, not negative
 
 
 @torch.no_grad()
 def fit_mixing(tokens: LayerTokens, kernel_size: int = 3) -> HeadMixing:
-    """Fit the mixings of all heads of a layer with the formulas above."""
+    """Fit z of all heads of a layer."""
     shifts = Taps.of_layer(tokens, kernel_size)
     profile, weights = mean_maps(tokens, shifts, kernel_size)
     gram, moment = weights.new_zeros(*weights.shape, weights.shape[1]), torch.zeros_like(weights)
@@ -129,7 +130,7 @@ def fit_mixing(tokens: LayerTokens, kernel_size: int = 3) -> HeadMixing:
 
 @torch.no_grad()
 def mixing_errors(tokens: LayerTokens, mixing: HeadMixing) -> tuple[Float[Tensor, "b h n d"], Float[Tensor, "b h n d"]]:
-    """Return R z - y and y at the image's tokens, of all heads."""
+    """Return R z - y and y at the image tokens, for all heads."""
     errors, outputs, size = [], [], mixing.profile.shape[-1]
     shifts = Taps.of_layer(tokens, size)
     for block in tokens.blocks(size):
@@ -141,7 +142,7 @@ def mixing_errors(tokens: LayerTokens, mixing: HeadMixing) -> tuple[Float[Tensor
 
 @torch.no_grad()
 def mean_maps(tokens: LayerTokens, shifts: Taps, size: int) -> tuple[Float[Tensor, "h K K"], Float64[Tensor, "h z"]]:
-    """The mean attention per shift of a kernel, and z0."""
+    """Return the mean attention per shift of a kernel, and z0."""
     heads, before = tokens.parts.heads, tokens.prefix
     inside = shifts.inside.double()  # (w, taps, n)
     mass, on_prefix = inside.new_zeros(heads, size**2), inside.new_zeros(heads, before)
@@ -155,7 +156,7 @@ def mean_maps(tokens: LayerTokens, shifts: Taps, size: int) -> tuple[Float[Tenso
     on_prefix = on_prefix / (len(tokens.inputs) * inside.shape[2])
     mass = mass / (images * inside.sum((0, 2))).clamp_min(1.0)  # a kernel may be larger than the image
     profile = mass.unflatten(1, (size, size)).to(tokens.inputs.dtype)
-    # Few queries can read far shifts; on a small image their means sum to more than all attention.
+    # Few queries can read distant shifts, so on a small image the means may sum to more than 1.
     mass = mass * ((1 - on_prefix.sum(1)) / mass.sum(1).clamp_min(1e-30)).clamp_max(1.0)[:, None]
     rest = (1 - mass.sum(1) - on_prefix.sum(1)).clamp_min(0.0)
     return profile, torch.cat((mass, rest[:, None], on_prefix), 1)
@@ -163,37 +164,38 @@ def mean_maps(tokens: LayerTokens, shifts: Taps, size: int) -> tuple[Float[Tenso
 
 @final
 class ConvolvedAttention(nn.Module):
-    """An attention module with some heads replaced by fixed mixings; made by `replace_heads`.
+    """Attention module with some heads replaced by depthwise kernels; created by `replace_heads`.
 
-    It is called like the module that it replaces. The heads that attend come first, and the columns of `proj` follow.
+    It has the same forward signature as the module that it replaces. Heads that still attend come first, also in the
+    columns of `proj`.
 
     Args:
-        tokens: The module to replace, whose weights are copied, and how it is called.
-        mixing: The mixings of all its heads.
-        heads: The heads to replace.
+        tokens: The module to replace and its inputs. Weights are copied.
+        mixing: Fitted coefficients of all heads of the module.
+        heads: Indices of the heads to replace.
 
     Attributes:
-        kernel: w of the formula above, (h, K, K), a parameter.
-        rest: g, (h,), a parameter.
-        prefix: u, (h, p), a parameter.
+        kernel: Parameter w of the formula in the module docstring, (h, K, K).
+        rest: Parameter g, (h,).
+        prefix: Parameter u, (h, p).
     """
 
-    @torch.enable_grad()  # which parameters are trained is read from `requires_grad` of parts of them
+    @torch.enable_grad()  # slices must keep `requires_grad`, which the new parameters copy
     def __init__(self, tokens: LayerTokens, mixing: HeadMixing, *, heads: Sequence[int]) -> None:
         super().__init__()
         source, size, chosen = tokens.parts, mixing.profile.shape[-1], list(heads)
         self.call, self.grid = tokens.call, tokens.grid
         self.num_heads, self.head_dim, self.scale = source.heads, source.head_dim, source.scale
-        self.batch_first, self.in_proj_bias = self.call.batch_first, None  # torch's encoder asks for these
+        self.batch_first, self.in_proj_bias = self.call.batch_first, None  # read by nn.TransformerEncoder
         self.added, self.masked = tokens.terms.added is not None, Taps.of_layer(tokens, size).spread is not None
         self.convolved = tuple(chosen)
         self.attending = tuple(head for head in range(self.num_heads) if head not in self.convolved)
         numbers = ", ".join(map(str, chosen))
-        self.attention_unreadable = f"its heads {numbers} were replaced by fixed kernels, which are no attention"
+        self.attention_unreadable = f"its heads {numbers} were replaced by fixed kernels and have no attention"
         kept, gone = (_rows_of(some, self.head_dim) for some in (self.attending, self.convolved))
         query, key, value = source.query, source.key, source.value
         self.qkv = _joined([(query, kept), (key, kept), (value, kept), (value, gone)])
-        # Unused parameters are left out: parameters without gradients stop distributed training.
+        # Omit unused parameters, because distributed training fails for parameters without gradients.
         reads, attends = tokens.prefix > 0, bool(self.attending)
         self.prefix_query = _joined([(query, gone)]) if reads else None
         self.prefix_key = _joined([(key, gone)]) if reads else None
@@ -221,19 +223,19 @@ class ConvolvedAttention(nn.Module):
         self.train(tokens.attention.training)
 
     def forward(self, *args: Any, **named: Any) -> Tensor | tuple[Tensor, None]:
-        """Map tokens (b, tokens, channels) to the same; arguments and result are those of the replaced module.
+        """Return tokens (b, tokens, channels), with the arguments and return type of the replaced module.
 
         Raises:
-            ValueError: A mask is given that was not there when heads were replaced, or the tokens are not those of
-                the grid.
+            ValueError: A mask is given but heads were replaced without one, or the number of tokens does not match the
+                grid.
         """
         x, terms = self.call.read(args, named)
         before, (height, width) = self.prefix.shape[1], self.grid
         if terms.added is not None and not self.added:
-            raise ValueError(bad("attn_mask", "must be None: heads were replaced without one", "a mask"))
+            raise ValueError(bad("attn_mask", "must be None, since heads were replaced without a mask", "a mask"))
         if x.shape[1] != before + height * width:
-            requirement = f"must be {before} before an image of {height} x {width}"
-            raise ValueError(bad("tokens", requirement, x.shape[1], "Replace heads at the size that is used."))
+            requirement = f"must be {before} tokens followed by an image of {height} x {width} tokens"
+            raise ValueError(bad("tokens", requirement, x.shape[1], "Replace heads at the image size that is used."))
         inner = len(self.attending) * self.head_dim
         query, key, value, mixed = self.qkv(x).split((inner, inner, inner, len(self.convolved) * self.head_dim), -1)
         out = self._mixed(mixed, terms)
@@ -249,7 +251,7 @@ class ConvolvedAttention(nn.Module):
     def _attended(
         self, query: Tensor, key: Tensor, value: Tensor, *, terms: ScoreTerms, bias: PositionBias | None
     ) -> Tensor:
-        """What some heads give to the first tokens, (b, r, h d), as they attended before."""
+        """Return the attention output of some heads at the given queries, (b, r, h d)."""
         mask = None if terms.added is None else terms.added[:, :, : query.shape[2]]
         if bias is not None:
             mask = bias()[None] if mask is None else bias()[None] + mask
@@ -261,10 +263,10 @@ class ConvolvedAttention(nn.Module):
         return out.transpose(1, 2).flatten(2)
 
     def _read(self, before: Tensor, x: Tensor, values: Tensor, *, terms: ScoreTerms) -> Tensor:
-        """The replaced heads at class tokens and registers: their attention, (b, p, h d)."""
+        """Return the attention output of the replaced heads at class tokens and registers, (b, p, h d)."""
         assert self.prefix_query is not None
         assert self.prefix_key is not None
-        query = self.q_norm(self._by_head(self.prefix_query(before)))  # only the image's tokens are rotated
+        query = self.q_norm(self._by_head(self.prefix_query(before)))  # only image tokens are rotated
         if self._folds():
             query = query @ self.prefix_key.weight.unflatten(0, (-1, self.head_dim))  # (b, h, p, c)
             key = x[:, None].expand(-1, query.shape[1], -1, -1)
@@ -273,7 +275,7 @@ class ConvolvedAttention(nn.Module):
         return self._attended(query, key, values, terms=terms, bias=self.prefix_bias)
 
     def _mixed(self, values: Tensor, terms: ScoreTerms) -> Tensor:
-        """The replaced heads at the image's tokens, (b, n, h d)."""
+        """Return the output of the replaced heads at the image tokens, (b, n, h d)."""
         allowed = terms.allowed() if self.masked else None
         if allowed is None:
             return self._convolved(values)
@@ -282,9 +284,9 @@ class ConvolvedAttention(nn.Module):
         return taps.mixed(self._by_head(values), self.profile, weights).transpose(1, 2).flatten(2)
 
     def _convolved(self, values: Tensor) -> Tensor:
-        """The same where nothing is masked, as a convolution."""
+        """Compute `_mixed` without masks, as a convolution."""
         before, image = values.split((self.prefix.shape[1], values.shape[1] - self.prefix.shape[1]), 1)
-        # Tokens times channels is an image in channels-last memory: nothing is copied for the convolution.
+        # Tokens x channels is an image in channels-last memory format, so the convolution needs no copy.
         plane = image.unflatten(1, self.grid).permute(0, 3, 1, 2)
         kernel = self.kernel.repeat_interleave(self.head_dim, 0)[:, None]
         out = F.conv2d(plane, kernel, padding=kernel.shape[-1] // 2, groups=len(kernel)).flatten(2).transpose(1, 2)
@@ -294,7 +296,7 @@ class ConvolvedAttention(nn.Module):
         return out * ratio + image.mean(1, keepdim=True) * rest + (before * prefix).sum(1, keepdim=True)
 
     def _folds(self) -> bool:
-        """Whether class tokens need no keys: these are neither normalised nor rotated."""
+        """Return whether scores of class tokens can be computed without keys (no key norm, no rotation)."""
         return isinstance(self.k_norm, nn.Identity) and not set(ROTATIONS) & set(self.call.names)
 
     def _by_head(self, x: Tensor) -> Tensor:
@@ -302,19 +304,19 @@ class ConvolvedAttention(nn.Module):
 
 
 def _rows_of(heads: Sequence[int], size: int) -> Tensor:
-    """The rows of these heads in a projection with `size` channels for each head."""
+    """Return the row indices of some heads in a projection with `size` channels per head."""
     return (torch.tensor(heads, dtype=torch.int64)[:, None] * size + torch.arange(size)).flatten()
 
 
 def _joined(parts: Sequence[tuple[Projection, Tensor]]) -> nn.Linear:
-    """One linear map with these outputs of several; it is trained if one of them is."""
+    """Return one linear layer with selected outputs of several; it is trainable if any of them is."""
     biases = [part.weight.new_zeros(len(rows)) if part.bias is None else part.bias[rows] for part, rows in parts]
     has_bias = any(part.bias is not None for part, _ in parts)
     return _linear(torch.cat([part.weight[rows] for part, rows in parts]), torch.cat(biases) if has_bias else None)
 
 
 def _linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
-    """A linear map with a copy of this weight and bias; frozen ones stay frozen."""
+    """Return a linear layer with copies of a weight and bias that keep `requires_grad`."""
     made = nn.Linear(weight.shape[1], len(weight), bias=bias is not None, device="meta")
     made.weight = nn.Parameter(weight.detach().clone(), weight.requires_grad)
     if bias is not None:

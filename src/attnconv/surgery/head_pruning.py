@@ -1,11 +1,11 @@
-"""Find degenerate heads, and remove heads from a model. Appendix E.
+"""Head pruning: find degenerate heads, and remove heads from a model (Appendix E).
 
-With l_1 >= .. >= l_n the eigenvalues of its Gaussian's precision, a head is degenerate as
+Let l_1 >= ... >= l_n be the eigenvalues of the precision of a head's Gaussian. The head is degenerate if it is
 
-    a stripe      l_1 / l_n above 1e5 (the paper) or 1000 (its code): it attends a line of pixels
-    a constant    l_1 below 1e-5: it averages the image
+    a stripe      l_1 / l_n > 1e5 (paper) or 1e3 (authors' code): it attends to a line of pixels
+    constant      l_1 < 1e-5: it averages the image
 
-and removing it leaves the output of the layer with the head's weights set to zero.
+Removing a head is equivalent to setting its weights to zero.
 """
 
 import copy
@@ -26,19 +26,19 @@ from attnconv.models.settings import AttentionSettings
 Criterion: TypeAlias = Literal["paper", "code"]
 Model = TypeVar("Model", bound=nn.Module)
 
-MOST_CONDITION: Mapping[str, float] = {"paper": 1e5, "code": 1e3}  # of the precision, and so of the covariance
-LEAST_EIGENVALUE = 1e-5  # of the precision, in 1 / pixel^2
+MOST_CONDITION: Mapping[str, float] = {"paper": 1e5, "code": 1e3}  # maximum condition number of the precision
+LEAST_EIGENVALUE = 1e-5  # minimum largest eigenvalue of the precision, in 1 / pixel^2
 
 
 def degenerate_heads(attention: SelfAttention | Encoding, criterion: Criterion = "paper") -> tuple[int, ...]:
-    """Return the indices of the heads whose Gaussian is a stripe or constant, in order.
+    """Return the indices of the heads whose Gaussian is a stripe or constant, in ascending order.
 
     Args:
         attention: A layer with a `Quadratic` or `GeneralizedQuadratic` encoding, or the encoding itself.
-        criterion: `paper`, or `code` for the lower threshold of the authors' code.
+        criterion: `paper`, or `code` for the lower threshold in the authors' code.
 
     Raises:
-        ValueError: The encoding has no Gaussians, the criterion has no such name, or a parameter is not finite.
+        ValueError: The criterion is unknown, or the encoding has no Gaussians, or no finite values for them.
 
     Example:
         >>> from attnconv import GeneralizedQuadratic
@@ -51,17 +51,17 @@ def degenerate_heads(attention: SelfAttention | Encoding, criterion: Criterion =
     if criterion not in list(MOST_CONDITION):  # a list has no hash
         raise ValueError(bad("criterion", f"must be one of {', '.join(MOST_CONDITION)}", repr(criterion)))
     largest, smallest = _root_eigenvalues(attention)
-    # Without a division: a singular precision has no condition number, and zero would make it NaN.
+    # Compare without dividing, which would give infinity or NaN for a singular precision.
     stripe = largest > MOST_CONDITION[criterion] ** 0.5 * smallest
     degenerate = stripe | (largest.square() < LEAST_EIGENVALUE)
     return tuple(degenerate.nonzero().flatten().tolist())
 
 
 def condition_numbers(attention: SelfAttention | Encoding) -> Float[Tensor, "h"]:
-    """Return l_1 / l_n of each head's precision, which is also that of its covariance, in float64.
+    """Return the condition number l_1 / l_n of each head's precision, in float64.
 
-    1 is a circle; a singular precision has infinity, a zero one (a constant head) 1. Arguments and errors are those of
-    `degenerate_heads`.
+    The covariance has the same condition number. It is 1 for a circle and for a precision of zero (a constant head),
+    and infinite for other singular precisions. Errors are those of `degenerate_heads`.
 
     Example:
         >>> from attnconv import GeneralizedQuadratic
@@ -75,20 +75,21 @@ def condition_numbers(attention: SelfAttention | Encoding) -> Float[Tensor, "h"]
 
 
 def prune_heads(model: Model, heads: Mapping[str, Iterable[int]]) -> Model:
-    """Return a copy of a model without these heads.
+    """Return a copy of a model with the given heads removed.
 
-        sum_h A_h x W_h   ->   the same sum over the heads that stay
+        sum_h A_h x W_h   ->   the same sum over the remaining heads
 
-    Weights and encoding parameters lose the heads' part. Frozen parameters stay frozen; plans of changed layers
-    (`SelfAttention.plan`) are discarded. The copy has new parameters, so create optimisers after pruning.
+    Weights and encoding parameters of the removed heads are deleted. Frozen parameters stay frozen. Plans of changed
+    layers (`SelfAttention.plan`) are discarded. The copy has new parameters, so create optimisers after pruning.
 
     Args:
-        model: A module with `SelfAttention` layers, or such a layer (whose name is "").
-        heads: Name of the layer in the model -> indices of the heads to remove, possibly none.
+        model: A module with `SelfAttention` layers, or a single layer (with the name "").
+        heads: Indices of the heads to remove, by layer name; a list may be empty.
 
     Raises:
-        ValueError: There is no such layer or head, no head would stay in a layer, or its encoding does not define which
-            parameters belong to a head.
+        TypeError: `model` is not a module, or `heads` is not a mapping.
+        ValueError: A layer or head does not exist, a layer would have no heads left, or its encoding does not define
+            which parameters belong to a head.
 
     Example:
         >>> from attnconv import SelfAttention2d
@@ -98,9 +99,9 @@ def prune_heads(model: Model, heads: Mapping[str, Iterable[int]]) -> Model:
     """
     layers = attention_layers(model)
     if not isinstance(heads, Mapping):
-        raise TypeError(bad("heads", "must be a mapping from names of layers to lists of heads", repr(heads)))
+        raise TypeError(bad("heads", "must map layer names to lists of head indices", repr(heads)))
     if unknown := [name for name in heads if name not in layers]:
-        raise ValueError(bad("heads", f"must name layers among {', '.join(map(repr, layers))}", repr(unknown[0])))
+        raise ValueError(bad("heads", f"must only name the layers {', '.join(map(repr, layers))}", repr(unknown[0])))
     kept = {name: _kept(name, layers[name].heads, removed) for name, removed in heads.items()}
     pruned = copy.deepcopy(model)
     for name, layer in attention_layers(pruned).items():
@@ -117,13 +118,13 @@ def prune_heads(model: Model, heads: Mapping[str, Iterable[int]]) -> Model:
 
 
 def settings_after_pruning(settings: AttentionSettings, model: nn.Module) -> AttentionSettings:
-    """Return the settings of a pruned model, for its checkpoint, from those before."""
+    """Return the settings for the checkpoint of a pruned model, given the settings before pruning."""
     heads = tuple(layer.heads for layer in attention_layers(model).values())
     return settings if heads == settings.heads_per_layer else replace(settings, heads=heads)
 
 
 def attention_layers(model: nn.Module) -> dict[str, SelfAttention]:
-    """Return the attention layers of a model by name; raise ValueError if there is none."""
+    """Return the attention layers of a model by name; raise a ValueError if there are none."""
     check_module(model)
     layers = {name: module for name, module in model.named_modules() if isinstance(module, SelfAttention)}
     if not layers:
@@ -132,10 +133,10 @@ def attention_layers(model: nn.Module) -> dict[str, SelfAttention]:
 
 
 def _root_eigenvalues(attention: SelfAttention | Encoding) -> tuple[Float[Tensor, "h"], Float[Tensor, "h"]]:
-    """Square roots of l_1 and l_n of each head: singular values of S, since P = S S^T would round large ratios off."""
+    """Return the square roots of l_1 and l_n of each head, as singular values of S, since P = S S^T loses precision."""
     heads = gaussians_of(attention.encoding if isinstance(attention, SelfAttention) else attention, "attention")
     if heads.root_precision.is_meta:
-        raise ValueError(bad("attention", "must have values", "a parameter on the meta device"))
+        raise ValueError(bad("attention", "must have materialised parameters", "a parameter on the meta device"))
     root = heads.root_precision.detach().cpu().double()
     if not bool(torch.isfinite(root).all()):
         raise ValueError(bad("attention", "must be finite", "NaN or infinite values"))
@@ -144,9 +145,8 @@ def _root_eigenvalues(attention: SelfAttention | Encoding) -> tuple[Float[Tensor
 
 
 def _kept(name: str, count: int, removed: Any) -> list[int]:
-    """The heads of a layer that stay."""
+    """Return the remaining heads of a layer."""
     gone = indices(f"heads[{name!r}]", removed, count)
     if len(gone) == count:
-        fix = "Keep at least one: a layer needs a head."
-        raise ValueError(bad(f"heads[{name!r}]", f"must leave at least one of the {count} heads", gone, fix))
+        raise ValueError(bad(f"heads[{name!r}]", f"must keep at least one of the {count} heads", gone))
     return [head for head in range(count) if head not in gone]

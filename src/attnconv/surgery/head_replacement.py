@@ -1,10 +1,10 @@
-"""Replace heads by fitted depthwise kernels, and rank them by the first-order change of the model's output.
+"""Replacement of heads by fitted depthwise kernels, ranked by the first-order change of the model's output.
 
-With the head's error e_h (fitted minus own output) and the derivative J of the model's output by the heads' output,
+With the error e_h of a head (fitted minus actual output) and the Jacobian J of the model's output with respect to it,
 
     cost_h = sqrt( E_r (r^T J e_h)^2 / |output|^2 ),      r standard normal, so that E_r (r^T J e)^2 = |J e|^2
 
-with a mean over images. One backward pass per draw of r serves all heads of all layers.
+averaged over images. One backward pass per sample of r is enough for all heads of all layers.
 """
 
 import copy
@@ -26,21 +26,21 @@ from attnconv.surgery.convolved_attention import ConvolvedAttention, HeadMixing,
 from attnconv.surgery.replaceable_attention import LayerTokens, relative_size, replaceable
 
 Model = TypeVar("Model", bound=nn.Module)
-_DRAWS = 8  # of r
-_RANKING_IMAGES = 16  # at most, for first-order costs
+_DRAWS = 8  # number of samples of r
+_RANKING_IMAGES = 16  # maximum number of images for the costs
 
 
 @final
 @dataclass(frozen=True)
 class HeadCandidate:
-    """One head, and how well a fixed mixing replaces it.
+    """A head that can be replaced, with the errors of its replacement.
 
     Attributes:
-        layer: Name of its attention module.
-        head: Its index there.
-        constancy: How constant its pattern is as the query moves, 0 to 1 (`ShiftProfile.constancy`).
-        error: `|fitted - its own output| / |its own output|` at the image's tokens of held-out images. Where windows
-            extend beyond the image, the padding in them counts as well.
+        layer: Name of the attention module.
+        head: Index of the head in the module.
+        constancy: How constant the attention pattern is as the query moves, 0 to 1 (`ShiftProfile.constancy`).
+        error: `|fitted - actual| / |actual|` of the head's output at the image tokens of held-out images. If windows
+            extend beyond the image, their padding tokens are included.
         cost: First-order relative change of the model's output if only this head is replaced.
     """
 
@@ -54,15 +54,15 @@ class HeadCandidate:
 @final
 @dataclass(frozen=True, eq=False)
 class Replacement(Generic[Model]):
-    """A model with replaced heads. Errors are measured on held-out images.
+    """Result of `replace_heads`, with errors measured on held-out images.
 
     Attributes:
-        model: A copy; the replaced modules are `ConvolvedAttention`.
-        replaced: The heads that were replaced.
-        candidates: All heads that can be replaced, cheapest first.
-        layer_errors: Per changed layer: `|new - old| / |old|` of its output, given the old model's input.
-        output_error: The same for the first tensor of the model's output, with all replacements at once.
-        passed_over: Name of each attention module whose heads cannot be replaced -> the reason.
+        model: Copy of the model, with changed attention modules replaced by `ConvolvedAttention`.
+        replaced: Heads that were replaced.
+        candidates: All heads that can be replaced, in ascending order of cost.
+        layer_errors: `|new - old| / |old|` of the output of each changed layer, for the original model's input.
+        output_error: `|new - old| / |old|` of the first tensor of the model's output, with all heads replaced.
+        passed_over: Reason for each attention module whose heads cannot be replaced, by name.
     """
 
     model: Model
@@ -89,23 +89,23 @@ def replace_heads(
     """Replace heads of a vision transformer by depthwise convolutions fitted to them; see `ConvolvedAttention`.
 
     Args:
-        model: A vision transformer of timm (ViT, BEiT, EVA, DINOv3, Swin), of Hugging Face (ViT, DeiT, DINOv2, DINOv3,
-            BEiT, Swin), of torchvision, of `nn.TransformerEncoder`, or any model whose attention modules have parts
-            with the same names. Other attention, such as that of a pooling head, stays and is listed in `passed_over`.
-        images: At least 2, (b, c, height, width), normalised as in training, in the size in which the model will run.
-            The last quarter is held out. For a model of tokens, such as `nn.TransformerEncoder`, tokens with `grid`.
-        heads: Name of the attention module -> heads to replace. Exactly one of `heads` and `count` is given.
-        count: Replace this many heads, those with the least cost.
-        layers: Names of the attention modules to choose from; None for all whose heads can be replaced.
-        kernel_size: K, odd, at most 2 n - 1 on n x n tokens (or windows): no token reads more.
-        grid: Tokens of the image, (height, width), for models that do not define it, as for `audit`.
-        prefix: Class tokens and registers before them, likewise.
-        options: Further arguments of the model's forward pass by name, the same for any number of images.
+        model: A vision transformer from timm (ViT, BEiT, EVA, DINOv3, Swin), Hugging Face (ViT, DeiT, DINOv2, DINOv3,
+            BEiT, Swin) or torchvision, an `nn.TransformerEncoder`, or any model whose attention modules name their
+            parts in the same way. Other attention, such as a pooling head, is kept and listed in `passed_over`.
+        images: At least 2 images (b, c, height, width), normalised as in training, at the size that the model will use.
+            The last quarter is held out. For models of tokens, such as `nn.TransformerEncoder`, pass tokens and `grid`.
+        heads: Heads to replace, by name of the attention module. Pass exactly one of `heads` and `count`.
+        count: Number of heads to replace, in ascending order of cost.
+        layers: Names of the attention modules to choose from; None for all modules whose heads can be replaced.
+        kernel_size: Kernel size K, odd and at most 2 n - 1 for n x n tokens (or windows of n x n tokens).
+        grid: Number of image tokens (height, width), for models that do not define it, as in `audit`.
+        prefix: Number of class tokens and registers before the image tokens, for models that do not define it.
+        options: Further keyword arguments of the model's forward pass, valid for any number of images.
 
     Raises:
-        TypeError: `model` is no module, or `images` are no dense tensor of floating point.
+        TypeError: `model` is not a module, or `images` is not a dense floating-point tensor.
         ValueError: An image is constant, not finite or rejected by the model; an argument is out of range; a layer or
-            head does not exist or cannot be replaced; `count` is above the number of heads; or the first tensor of the
+            head does not exist or cannot be replaced; `count` exceeds the number of heads; or the first tensor of the
             model's output has no gradients, is not finite or is zero.
 
     Example:
@@ -114,7 +114,7 @@ def replace_heads(
         >>> replace_heads(vit, images, count=6).output_error  # doctest: +SKIP
     """
     check_module(model)
-    check_images(images, least=2)  # one is held out
+    check_images(images, least=2)  # at least one is held out
     _check(heads, count, layers, kernel_size)
     images = images.clone() if images.is_inference() else images  # costs need gradients
     fitted = max(1, len(images) * 3 // 4)
@@ -122,8 +122,8 @@ def replace_heads(
     with blaming_images(model, images, call):
         tokens, passed_over = replaceable(model, images, layers=layers, grid=grid, prefix=prefix, options=call)
     for name, part in tokens.items():
-        if kernel_size > (most := 2 * max(part.grid) - 1):  # beyond are rows or columns that no token can read
-            requirement = f"must be at most {most} on {part.grid[0]} x {part.grid[1]} tokens of {name}"
+        if kernel_size > (most := 2 * max(part.grid) - 1):  # no token can read larger shifts
+            requirement = f"must be at most {most} for the {part.grid[0]} x {part.grid[1]} tokens of {name}"
             raise ValueError(bad("kernel_size", requirement, kernel_size))
     mixings = {name: fit_mixing(part.of(slice(fitted)), kernel_size) for name, part in tokens.items()}
     costs = _costs(model, images[: min(fitted, _RANKING_IMAGES)], tokens, mixings, call)
@@ -132,7 +132,7 @@ def replace_heads(
     if heads is None:
         chosen = candidates[:count]
         if len(chosen) < (count or 0):
-            raise ValueError(bad("count", f"must be at most the {len(chosen)} heads that can be replaced", count))
+            raise ValueError(bad("count", f"must be at most {len(chosen)}, the number of replaceable heads", count))
     else:
         chosen = _named(candidates, heads, passed_over)
     changed, errors = copy.deepcopy(model), {}
@@ -141,16 +141,16 @@ def replace_heads(
         errors[name] = _layer_error(held_out[name], mixings[name], some)
         new, old = ConvolvedAttention(tokens[name], mixings[name], heads=some), changed.get_submodule(name)
         for place, module in list(changed.named_modules(remove_duplicate=False)):
-            if module is old:  # the forward pass may call it by another name than the first
+            if module is old:  # a module may have several names
                 changed.set_submodule(place, new)
     output_error = _relative_error(changed, model, images[fitted:], call)
     return Replacement(changed, tuple(chosen), tuple(candidates), errors, output_error, passed_over)
 
 
 def _check(heads: object, count: Any, layers: Any, kernel_size: int) -> None:
-    """Refuse arguments that are out of range whatever the model."""
+    """Raise an error for arguments that are invalid for every model."""
     if (heads is None) == (count is None):
-        raise ValueError(bad("heads, count", "must be given the one or the other", f"heads={heads}, count={count}"))
+        raise ValueError(bad("heads, count", "exactly one of them must be given", f"heads={heads}, count={count}"))
     if count is not None:
         whole("count", count, 0)
     if whole("kernel_size", kernel_size, 1) % 2 == 0:
@@ -159,7 +159,7 @@ def _check(heads: object, count: Any, layers: Any, kernel_size: int) -> None:
     if layers is not None and not (named and all(isinstance(name, str) for name in layers)):
         raise ValueError(bad("layers", "must be a list of at least one name, or None", repr(layers)))
     if heads is not None and not isinstance(heads, Mapping):
-        raise ValueError(bad("heads", "must map names of attention modules to lists of heads", repr(heads)))
+        raise ValueError(bad("heads", "must map names of attention modules to lists of head indices", repr(heads)))
 
 
 def _costs(
@@ -169,8 +169,8 @@ def _costs(
     mixings: Mapping[str, HeadMixing],
     options: Mapping[str, object],
 ) -> dict[str, Tensor]:
-    """cost_h, (h,) per layer."""
-    zeros: dict[str, Tensor] = {}  # added to the output of each layer, to have the derivative by it
+    """Return cost_h for each layer, (h,)."""
+    zeros: dict[str, Tensor] = {}  # added to the output of each layer, to get gradients with respect to it
 
     def tap(name: str) -> Any:
         def hook(_module: nn.Module, _args: tuple[Any, ...], output: Any) -> Any:
@@ -185,14 +185,14 @@ def _costs(
             hooks.enter_context(part.attention.register_forward_hook(tap(name)))
         output = _output(model, images, options)
     if not output.requires_grad:
-        raise ValueError(bad("model", "must have gradients from its attention to its output", "none"))
+        raise ValueError(bad("model", "must have an output with gradients to its attention layers", "none"))
     used = {name: part.of(slice(len(images))) for name, part in tokens.items()}
     mixed = {name: mixing_errors(part, mixings[name]) for name, part in used.items()}
     generator = torch.Generator().manual_seed(0)
     sums: dict[str, Tensor] = {}
     for _ in range(_DRAWS):
         direction = torch.randn(output.shape, generator=generator).to(output)
-        inputs = [zeros[name] for name in used]  # not all need reach the first tensor of the output
+        inputs = [zeros[name] for name in used]  # some may not affect the first output tensor
         slopes = torch.autograd.grad(output, inputs, direction, retain_graph=True, materialize_grads=True)
         for (name, part), slope in zip(used.items(), slopes, strict=True):
             slope = slope if part.call.batch_first else slope.transpose(0, 1)
@@ -210,7 +210,7 @@ def _costs(
 def _candidates(
     tokens: Mapping[str, LayerTokens], mixings: Mapping[str, HeadMixing], costs: Mapping[str, Tensor]
 ) -> list[HeadCandidate]:
-    """All heads, cheapest first."""
+    """Return all heads in ascending order of cost."""
     found = []
     for name, part in tokens.items():
         error, given = (each.transpose(0, 1).flatten(1).norm(dim=1) for each in mixing_errors(part, mixings[name]))
@@ -223,7 +223,7 @@ def _candidates(
 def _named(
     candidates: Sequence[HeadCandidate], heads: Mapping[str, Any], passed_over: Mapping[str, str]
 ) -> list[HeadCandidate]:
-    """The heads that a user names."""
+    """Return the heads that the caller named."""
     chosen = []
     for name, some in heads.items():
         if name in passed_over:
@@ -231,14 +231,14 @@ def _named(
         layer = {entry.head: entry for entry in candidates if entry.layer == name}
         if not layer:
             known = ", ".join(sorted({entry.layer for entry in candidates}))
-            raise ValueError(bad("heads", f"must name heads of {known}", repr(name)))
+            raise ValueError(bad("heads", f"must only name the attention modules {known}", repr(name)))
         chosen += [layer[head] for head in indices(f"heads[{name!r}]", some, len(layer))]
     return chosen
 
 
 @torch.no_grad()
 def _layer_error(tokens: LayerTokens, mixing: HeadMixing, heads: list[int]) -> float:
-    """`|new - old| / |old|` of a layer's output with some heads replaced."""
+    """Return `|new - old| / |old|` of a layer's output with some heads replaced."""
     error, given = mixing_errors(tokens, mixing)
     old = tokens.parts.finish(given)
     given[:, heads] += error[:, heads]
@@ -247,7 +247,7 @@ def _layer_error(tokens: LayerTokens, mixing: HeadMixing, heads: list[int]) -> f
 
 @torch.no_grad()
 def _relative_error(new: nn.Module, old: nn.Module, images: Tensor, options: Mapping[str, object]) -> float:
-    """`|new - old| / |old|` of two models in evaluation mode."""
+    """Return `|new - old| / |old|` of the outputs of two models in evaluation mode."""
     outputs = []
     for model in (new, old):
         with evaluating(model), uncompiled(model):
@@ -256,15 +256,15 @@ def _relative_error(new: nn.Module, old: nn.Module, images: Tensor, options: Map
 
 
 def _output(model: nn.Module, images: Tensor, options: Mapping[str, object]) -> Tensor:
-    """The first tensor of a model's output, refused where no relative change of it can be measured."""
+    """Return the first tensor of a model's output; raise an error if relative changes of it are undefined."""
     output = first_tensor(model(images, **options))
     if output is None or not output.is_floating_point() or output.dim() == 0 or len(output) != len(images):
         got = "no tensor" if output is None else f"shape {tuple(output.shape)} of {output.dtype}"
-        requirement = f"must first give floating point numbers for each of {len(images)} images, the batch first"
+        requirement = f"must return a floating-point tensor first, with a batch axis of {len(images)} images"
         raise ValueError(bad("model", requirement, got))
     size = output.detach().flatten(1).norm(dim=1)
     if not bool(((size > 0) & size.isfinite()).all()):
-        fix = "Errors are relative to the output. A last layer that starts at zero needs weights first."
+        fix = "Errors are relative to the output. If the last layer is zero, load or train weights first."
         got = "zeros" if bool(size.isfinite().all()) else "NaN or infinity"
-        raise ValueError(bad("model", "must give finite numbers, not all zero, for each image", got, fix))
+        raise ValueError(bad("model", "must have a finite output that is not all zero for each image", got, fix))
     return output

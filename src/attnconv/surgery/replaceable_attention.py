@@ -1,6 +1,6 @@
-"""Find the attention modules whose heads can be replaced, and record what each of them computes on given images.
+"""Discovery of the attention modules whose heads can be replaced, with their inputs and outputs on given images.
 
-A module qualifies if it attends once over the tokens of an image, or of each window, as its `attention_parts` say.
+A module qualifies if it attends once over the tokens of an image, or of each window, as `attention_parts` defines.
 """
 
 from collections import defaultdict
@@ -22,39 +22,39 @@ from attnconv.inspect.token_operator import TokenOperator
 from attnconv.operators.base import AttentionOperator
 
 Place: TypeAlias = tuple[tuple[int, int], int, int, Tensor]  # grid, prefix, images, constancy
-_ONCE = "must attend once over the tokens of an image in rows and columns, with only class tokens before it"
-_BLOCK = 2**25  # numbers held at once
+_ONCE = "must attend once over a two-dimensional grid of image tokens, preceded only by class tokens"
+_BLOCK = 2**25  # elements in memory at once
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class LayerTokens:
-    """One attention module, its input and output, and where its tokens are in the image."""
+    """One attention module with its inputs and outputs, and the positions of its tokens in the image."""
 
     attention: nn.Module
     parts: AttentionParts
     inputs: Float[Tensor, "b n c"]  # b sequences; those of one image are consecutive
     outputs: Float[Tensor, "b n c"]
-    grid: tuple[int, int]  # tokens of the image or of a window
+    grid: tuple[int, int]  # number of tokens (height, width) of the image or of a window
     prefix: int  # number of tokens before them
     sequences: int  # number of sequences (windows) per image
-    terms: ScoreTerms  # modifiers of its scores; of one image, or the same for all sequences
+    terms: ScoreTerms  # modifiers of the scores, for the sequences of one image or shared by all sequences
     call: CallForm
     constancy: Float[Tensor, "h"]  # `ShiftProfile.constancy`
 
     def of(self, images: slice) -> "LayerTokens":
-        """The same for some of the images."""
+        """Return the tokens of some of the images."""
         inputs, outputs = (
             each.unflatten(0, (-1, self.sequences))[images].flatten(0, 1) for each in (self.inputs, self.outputs)
         )
         return replace(self, inputs=inputs, outputs=outputs)
 
     def maps_and_values(self) -> tuple[Tensor, Tensor]:
-        """Attention (b, h, n, n) and values (b, h, n, d) of all heads."""
+        """Return attention (b, h, n, n) and values (b, h, n, d) of all heads."""
         return self.parts.maps_and_values(self.inputs, self.terms)
 
     def blocks(self, kernel_size: int) -> Iterator["LayerTokens"]:
-        """A few images at a time."""
+        """Yield the tokens of a few images at a time."""
         count, tokens, _ = self.inputs.shape
         wide = (kernel_size**2 + 1 + self.prefix) * self.parts.head_dim
         step = max(1, _BLOCK // (self.parts.heads * self.sequences * tokens * max(tokens, wide)))
@@ -65,9 +65,9 @@ class LayerTokens:
 def replaceable(
     model: nn.Module, images: Tensor, *, layers: Collection[str] | None, **reading: Any
 ) -> tuple[dict[str, LayerTokens], dict[str, str]]:
-    """Run a model once; return the modules whose heads can be replaced, and the reason for each other module, by name.
+    """Run a model once; return the modules whose heads can be replaced, and the reason why others cannot, by name.
 
-    `layers` are the names to choose from, `reading` further arguments of `visit_attention`.
+    `layers` are the names to choose from. `reading` is passed to `visit_attention`.
     """
     modules = dict(model.named_modules())
     calls: dict[str, list[tuple[Any, Any, Any]]] = {
@@ -101,17 +101,17 @@ def replaceable(
             raise ValueError(passed_over[name])
         if name not in tokens:
             known = ", ".join(name for name, module in modules.items() if projections(module))
-            raise ValueError(bad("layers", f"must name attention modules, as {known}", repr(name)))
+            raise ValueError(bad("layers", f"must only name the attention modules {known}", repr(name)))
     return tokens, passed_over
 
 
 def relative_size(change: Float[Tensor, "*b"], size: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
-    """Return change / size, or 0 where nothing changes: heads and layers may output only zeros."""
+    """Return change / size, or 0 where the change is 0, since heads and layers may output only zeros."""
     return (change / size).where(change > 0, 0.0)
 
 
 def _place(operator: AttentionOperator) -> Place | None:
-    """Where the tokens are; None if they are not those of an image in rows and columns."""
+    """Return the positions of the tokens; None if they are not on a two-dimensional grid."""
     if not isinstance(operator, TokenOperator) or len(operator.grid.sizes) != 2:
         return None
     height, width = operator.window or operator.grid.sizes
@@ -121,11 +121,11 @@ def _place(operator: AttentionOperator) -> Place | None:
 def layer_tokens(
     name: str, module: nn.Module, calls: Sequence[tuple[Any, Any, Any]], placed: Sequence[Place | None]
 ) -> LayerTokens:
-    """The record of one module; refused unless it attends over the tokens of an image, as its parts say."""
+    """Return the record of one module; raise an error unless it attends over image tokens as its parts define."""
     where, kind = f"model.{name}", type(module).__name__
     if not name:
         fix = "Wrap it in another module."
-        raise ValueError(bad("model", "must hold its attention in a module inside it", kind, fix))
+        raise ValueError(bad("model", "must have attention in a submodule", kind, fix))
     if len(calls) > 1 or len(placed) > 1:
         raise ValueError(bad(where, _ONCE, "more than one call"))
     call, place = CallForm.of(module), placed[0]
@@ -140,8 +140,8 @@ def layer_tokens(
     made = first_tensor(output)
     assert made is not None
     if x.shape[1] != prefix + height * width:
-        requirement = f"must be given {prefix} tokens before {height} x {width} and none after"
-        raise ValueError(bad(where, requirement, x.shape[1]))
+        requirement = f"must be called with {prefix} tokens followed by {height} x {width} image tokens"
+        raise ValueError(bad(where, requirement, f"{x.shape[1]} tokens"))
     made = made if call.batch_first else made.transpose(0, 1)
     sequences = len(x) // images
     tokens = LayerTokens(
@@ -162,20 +162,20 @@ def layer_tokens(
 
 @torch.no_grad()
 def refuse_other_formula(tokens: LayerTokens, name: str = "attention") -> None:
-    """Raise a ValueError where |formula - output| is above |output| times the root of the dtype's epsilon."""
-    kind, requirement = type(tokens.attention).__name__, "must compute what its parts define"
+    """Raise a ValueError if |formula - output| exceeds |output| times the square root of the dtype's epsilon."""
+    kind, requirement = type(tokens.attention).__name__, "must compute the attention that its parts define"
     try:
         rows, values = tokens.maps_and_values()
         expected = tokens.parts.finish(rows @ values)
     except RuntimeError as reason:
-        raise ValueError(bad(name, requirement, f"{kind}, of parts that do not fit: {reason}", FIX)) from reason
+        raise ValueError(bad(name, requirement, f"{kind}, whose parts do not fit: {reason}", FIX)) from reason
     error, size = float((expected - tokens.outputs).norm()), float(tokens.outputs.norm())
     if not error <= torch.finfo(tokens.outputs.dtype).eps ** 0.5 * size:
-        got = f"{kind}, whose output is {error / max(size, 1e-30):.2g} away from that of its parts"
+        got = f"{kind}, whose output differs by {error / max(size, 1e-30):.2g} (relative) from that of its parts"
         raise ValueError(bad(name, requirement, got, FIX))
 
 
 def _holder(name: str, modules: Mapping[str, nn.Module]) -> str:
-    """The module that holds all parts; attention may run in a module inside it."""
+    """Return the name of the module that contains all parts, since attention may run in one of its submodules."""
     outer = name.rpartition(".")[0]
     return outer if outer and not projections(modules[name]) and projections(modules[outer]) else name

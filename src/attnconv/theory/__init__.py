@@ -1,4 +1,4 @@
-"""Lemmas 1 to 3 for given heads: which convolutions they express, error bounds, and best weights."""
+"""Theory of Lemmas 1 to 3: the convolutions that given heads can express, error bounds, and best-fitting weights."""
 
 from attnconv._util.exports import attach
 

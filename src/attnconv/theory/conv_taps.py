@@ -1,9 +1,9 @@
-"""Taps of a PyTorch convolution: the shift of each, and its matrix.
+"""Taps of a PyTorch convolution: the shift and the weight matrix of each kernel position.
 
     nn.Conv*d            out_q = sum_j x_{stride q + dilation j - padding} W_j, shift_j = dilation j - padding
     nn.ConvTranspose*d   out_q = sum_{k, j: stride k + dilation j - padding = q} x_k W_j, shift_j = padding - dilation j
 
-They differ in the positions of queries and keys.
+A forward convolution has queries `stride` apart; a transposed one has keys `stride` apart.
 """
 
 from collections.abc import Sequence
@@ -28,47 +28,47 @@ _COMPUTING = ("forward", "_conv_forward", "_output_padding", "__call__")  # meth
 
 
 def looks_like_convolution(module: nn.Module) -> bool:
-    """Whether a module is some kind of convolution, also one that `check_convolution` refuses."""
+    """Return whether a module is a convolution of any kind, including those that `check_convolution` rejects."""
     foreign = type(module).__module__.startswith(("torch.ao.nn", "torch.nn.intrinsic", "torch.nn.quantized"))
     return isinstance(module, Convolution) or (foreign and "Conv" in type(module).__name__)
 
 
 def check_convolution(conv: nn.Module, name: str = "conv") -> None:
-    """Refuse what cannot be written as attention; `name` is the module's name in messages."""
+    """Raise an error if a module cannot be written as attention; `name` is the module's name in the message."""
     kind = type(conv).__name__
     if not isinstance(conv, Convolution):
-        known = "must be an nn.Conv1d, nn.Conv2d, nn.Conv3d or one of their transposes"
+        known = "must be an nn.Conv1d, nn.Conv2d, nn.Conv3d or one of their transposed counterparts"
         raise TypeError(bad(name, known, f"{type(conv).__module__}.{kind}"))
     if any(nn.parameter.is_lazy(parameter) for parameter in conv.parameters()):
-        fix = "Run the model once on an image, so that its lazy layers take their shapes."
-        raise TypeError(bad(name, "must have its weights", f"{kind}, not materialised", fix))
+        fix = "Run the model once on an image to initialise its lazy layers."
+        raise TypeError(bad(name, "must have initialised weights", f"{kind}, not materialised", fix))
     plain: type[nn.Module] = (FORWARD if isinstance(conv, Forward) else TRANSPOSED)[len(conv.kernel_size)]
     theirs = type(conv)
     if own := [m for m in _COMPUTING if m in vars(conv) or getattr(theirs, m, None) is not getattr(plain, m, None)]:
-        fix = f"Leave it out, as with only=['!{name}'], or replace it by a plain convolution first."
+        fix = f"Exclude it with only=['!{name}'], or replace it with a plain convolution first."
         got = f"{kind} with its own {own[0]}"
-        raise TypeError(bad(name, f"must compute what nn.{plain.__name__} does", got, fix))
+        raise TypeError(bad(name, f"must not override the forward pass of nn.{plain.__name__}", got, fix))
     for part in ("weight", "bias"):
         if part not in conv._parameters or nn.utils.parametrize.is_parametrized(conv, part):
-            fix = "Remove what computes it, keeping the values as an nn.Parameter (parametrize, weight_norm, prune)."
-            raise ValueError(bad(name, f"must hold its {part} itself", f"{kind} with a computed {part}", fix))
+            fix = "Make the parametrization, weight norm or pruning permanent first."
+            raise ValueError(bad(name, f"must have a plain {part} parameter", f"{kind} with a computed {part}", fix))
     if inner := list(conv._modules):
-        fix = "Recast the model before what puts them there, such as torch.ao.quantization.prepare."
-        raise ValueError(bad(name, "must hold no modules, whom its hooks would miss", f"{kind} with {inner[0]}", fix))
+        fix = "Recast the model before the step that adds them, such as torch.ao.quantization.prepare."
+        raise ValueError(bad(name, "must have no submodules", f"{kind} with {inner[0]}", fix))
     if conv.weight.dtype not in FLOATING:
-        raise TypeError(bad(name, "must have real weights of 16 to 64 bits", str(conv.weight.dtype)))
+        raise TypeError(bad(name, "must have real floating-point weights of 16 to 64 bits", str(conv.weight.dtype)))
     for parameter in conv.parameters():
         if not parameter.is_meta and not bool(torch.isfinite(parameter).all()):
             raise ValueError(bad(name, "must have finite weights", "NaN or infinite values"))
 
 
 def paddings(conv: Convolution) -> tuple[tuple[int, int], ...]:
-    """(before, after) per axis, with "same" and "valid" worked out as PyTorch does."""
+    """Return the padding (before, after) per axis; "same" and "valid" are resolved as in PyTorch."""
     return padding_of(conv.padding, conv.kernel_size, conv.dilation)
 
 
 def padding_of(padding: Any, kernel_size: Sequence[int], dilation: Sequence[int]) -> tuple[tuple[int, int], ...]:
-    """The same from a convolution's arguments."""
+    """Compute `paddings` from a convolution's arguments."""
     if padding != "same":
         return padding_pairs(0 if padding == "valid" else padding, len(kernel_size))
     totals = [step * (size - 1) for size, step in zip(kernel_size, dilation, strict=True)]
@@ -76,19 +76,19 @@ def padding_of(padding: Any, kernel_size: Sequence[int], dilation: Sequence[int]
 
 
 def extents(conv: Convolution) -> tuple[int, ...]:
-    """Kernel extent per axis: dilation * (kernel - 1) + 1."""
+    """Return the kernel extent per axis, dilation * (kernel_size - 1) + 1."""
     return tuple(step * (size - 1) + 1 for size, step in zip(conv.kernel_size, conv.dilation, strict=True))
 
 
 def taps(conv: Convolution) -> tuple[tuple[int, ...], ...]:
-    """The shift (key minus query) of every kernel position, row-major: the centres of the heads."""
+    """Return the shift (key minus query) of every kernel position, row-major; these are the centres of the heads."""
     return tap_shifts(conv.kernel_size, conv.dilation, paddings(conv), transposed=not isinstance(conv, Forward))
 
 
 def tap_shifts(
     kernel_size: Sequence[int], dilation: Sequence[int], padding: Sequence[tuple[int, int]], *, transposed: bool
 ) -> tuple[tuple[int, ...], ...]:
-    """The same from a convolution's arguments."""
+    """Compute `taps` from a convolution's arguments."""
     sign = -1 if transposed else 1
     along = [
         [sign * (step * j - before) for j in range(size)]
@@ -98,11 +98,11 @@ def tap_shifts(
 
 
 def head_weights(conv: Convolution) -> Float[Tensor, "h i d"]:
-    """One matrix per kernel position, row-major, in the layout of `SelfAttention.weight`: (h, c / groups, d)."""
+    """Return one matrix per kernel position, row-major, in the layout (h, c / groups, d) of `SelfAttention.weight`."""
     return grouped_weights(conv).flatten(2)
 
 
 def grouped_weights(conv: Convolution) -> Float[Tensor, "h i groups part"]:
-    """The same with each group's outputs apart: a view of a convolution's weight, where that is contiguous."""
+    """Return `head_weights` with a separate axis for groups, as a view of a contiguous weight."""
     grouped = conv.weight.flatten(2).unflatten(0, (conv.groups, -1))  # (g, d / g, i, h), or (g, i, d / g, h)
     return grouped.permute((3, 2, 0, 1) if isinstance(conv, Forward) else (3, 1, 0, 2))

@@ -1,17 +1,18 @@
-"""Bounds on the distance of soft heads from a convolution, and the alpha for a wanted error.
+"""Error bounds for soft heads that approximate a convolution, and the alpha that achieves a given error.
 
-Let t_h(q) be the key nearest to head h's centre from query q, and eps_h the most mass off it (`mass_off_nearest`).
-Against the hard layer, and so against the convolution that the layer was converted from,
+Let t_h(q) be the key nearest to the centre of head h for query q, and eps_h an upper bound on the attention that falls
+on other keys (`mass_off_nearest`). The errors of a head and of the output, relative to the layer with hard heads (which
+equals the convolution it was converted from), are
 
     (A_h x)_q - x_{t_h(q)} = sum_{k != t_h} A_h[q, k] (x_k - x_{t_h}),          |.| <= eps_h (max x - min x)
 
     |out_q - conv(x)_q|_d  <=  sum_h eps_h sum_c |W_h[c, d]| (max x_c - min x_c)  +  rounding
 
-with zeros among the x_c where the border rule pads with them. Only the image's range enters.
+where x_c includes the zeros of zero padding. The bound depends on the image only through its range.
 
-Rounding. With unit roundoff u each addition errs by at most u times the sum, and by no more than its smaller term. So
-the terms are the number m of keys with weights above u, (2 sqrt(-log u / alpha) + 2) per axis, the operations of each
-score, and the length of the projection's sum, here and in the convolution:
+Rounding: with unit roundoff u, an addition has an error of at most u times the sum, and at most its smaller term. The
+number of operations that count is therefore the number m of keys with weights above u, (2 sqrt(-log u / alpha) + 2) per
+axis, plus the operations of each score and the length of the projection's sum, here and in the convolution:
 
     rounding  =  u (m + 16 dims + 2 heads c / groups + 8) (sum_h sum_c |W_h[c, d]| max|x_c| + |b_d|).
 """
@@ -29,16 +30,17 @@ from attnconv.operators.kernels.contractions import project
 
 
 def mass_off(alpha: float, dims: int = 2) -> float:
-    """Upper bound of the attention of a head with a whole-number centre off its target: 1 - S^-dims.
+    """Return an upper bound on the attention that a head with an integer centre puts on other keys than its target.
 
-    S = sum over whole numbers of exp(-alpha k^2); 2 dims exp(-alpha) for large alpha, Lemma 2's limit.
+    The bound is 1 - S^-dims, with S = sum over integers k of exp(-alpha k^2). For large alpha it approaches
+    2 dims exp(-alpha), the limit of Lemma 2.
 
     Args:
         alpha: Sharpness in 1 / pixel^2, positive.
         dims: Number of axes.
 
     Raises:
-        ValueError: alpha is not positive and finite.
+        ValueError: `alpha` is not positive and finite.
 
     Example:
         >>> f"{mass_off(46.0):.1e}"
@@ -51,15 +53,15 @@ def mass_off(alpha: float, dims: int = 2) -> float:
 
 
 def alpha_for(mass: float, dims: int = 2) -> float:
-    """The smallest alpha with at most `mass` off the head's target: the inverse of `mass_off`.
+    """Return the smallest alpha with `mass_off(alpha, dims)` at most `mass`.
 
     Args:
-        mass: Wanted bound, between 0 and 1. For a wanted output error e of a layer divide it by
-            ``sum_h sum_c |W_h[c, d]| (max x_c - min x_c)``, its largest over d.
+        mass: Bound on the attention off the target, between 0 and 1. For a layer's output error of at most e, pass e
+            divided by the maximum over d of ``sum_h sum_c |W_h[c, d]| (max x_c - min x_c)``.
         dims: Number of axes.
 
     Raises:
-        ValueError: mass is not between 0 and 1.
+        ValueError: `mass` is not between 0 and 1.
 
     Example:
         >>> import torch
@@ -67,11 +69,11 @@ def alpha_for(mass: float, dims: int = 2) -> float:
         [6.9, 18.0]
     """
     if not 0 < mass < 1:
-        raise ValueError(bad("mass", "must lie between 0 and 1", mass))
+        raise ValueError(bad("mass", "must be between 0 and 1", mass))
     low, high = 1e-12, 2 * math.log(4 * dims / mass) + 2
-    if mass_off(low, dims) <= mass:  # blunter than any useful head
+    if mass_off(low, dims) <= mass:  # wider than any useful head
         return low
-    while low < (middle := math.sqrt(low * high)) < high:  # until no number lies between, in about 60 steps
+    while low < (middle := math.sqrt(low * high)) < high:  # until the two are adjacent floats, about 60 steps
         low, high = (middle, high) if mass_off(middle, dims) > mass else (low, middle)
     return high
 
@@ -79,27 +81,27 @@ def alpha_for(mass: float, dims: int = 2) -> float:
 def error_bound(
     layer: SelfAttention, low: float | Float[Tensor, "c"], high: float | Float[Tensor, "c"]
 ) -> Float[Tensor, "d"]:
-    """Upper bound, in float64, per output channel on the distance of a layer from its heads made hard, with rounding.
+    """Bound the error of a layer relative to the same layer with hard heads, per output channel, in float64.
 
-    For a layer from `from_conv` that is the distance from the convolution.
+    The bound includes rounding. For a layer from `from_conv` it bounds the distance to the convolution.
 
     Args:
-        layer: A layer of Gaussian heads along the axes, as `Quadratic` has.
-        low: Smallest input, for all channels or for each.
-        high: Largest input.
+        layer: A layer with axis-aligned Gaussian heads, such as those of `Quadratic`.
+        low: Smallest input value, one for all channels or one per channel.
+        high: Largest input value, one for all channels or one per channel.
 
     Raises:
-        ValueError: Other heads, or low above high.
+        ValueError: The heads are not axis-aligned Gaussians, or `low` exceeds `high`.
     """
     encoding = layer.encoding
     heads, off = encoding.gaussians(), encoding.mass_off()
     alpha = None if heads is None else heads.alpha
     if alpha is None or off is None:
-        requirement = "must have Gaussian heads along the axes, as Quadratic has"
+        requirement = "must have axis-aligned Gaussian heads, such as Quadratic"
         raise ValueError(bad("layer", requirement, type(encoding).__name__))
     with torch.no_grad():
         weight = merged_weight(layer).double().abs()
-        # In float64 at once: without a dtype torch would round Python's numbers, and so the bound, to float32.
+        # Pass the dtype explicitly; by default torch would round Python floats, and so the bound, to float32.
         least, most = (torch.as_tensor(v, dtype=weight.dtype, device=weight.device) for v in (low, high))
         least, most = least.expand(layer.in_channels), most.expand(layer.in_channels)
         if bool((least > most).any()):
@@ -117,7 +119,7 @@ def error_bound(
 
 
 def merged_weight(layer: SelfAttention) -> Float[Tensor, "h i d"]:
-    """W_h of a layer: its own, or W_val,h W_out,h where they are factored."""
+    """Return W_h of a layer: its `weight`, or the product W_val,h W_out,h of factored weights."""
     if layer.weight is not None:
         return layer.weight
     assert layer.value_weight is not None

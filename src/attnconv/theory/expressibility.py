@@ -1,12 +1,12 @@
-"""Decide Lemma 3: which convolutions an attention layer can express, for some value weights.
+"""Test of Lemma 3: which convolutions an attention layer can express with suitable value weights.
 
-Let A_q be the attention rows of query q (heads x keys) and E_q the indicators of the kernel's positions (kernel
-positions x keys). A layer with matrices W_h equals the convolution with matrices W_j for every image when, at every q,
+Let A_q be the attention rows of query q (heads x keys) and E_q the indicators of the kernel positions (kernel
+positions x keys). A layer with matrices W_h equals the convolution with matrices W_j on every image if, at every q,
 
-    sum_h A_q[h] W_h = sum_j E_q[j] W_j,     and for every kernel if and only if     E_q = Phi A_q     for ALL q,
+    sum_h A_q[h] W_h = sum_j E_q[j] W_j,     which has a solution for every kernel if and only if     E_q = Phi A_q
 
-with ONE matrix Phi (kernel positions x heads); then W_h = sum_j Phi[j, h] W_j. The paper asks that row(E_q) lie inside
-row(A_q) for each q, which allows each query a Phi_q of its own: necessary, but not sufficient (see `can_express`).
+for all q with ONE matrix Phi (kernel positions x heads); then W_h = sum_j Phi[j, h] W_j. The paper only requires that
+row(A_q) contains row(E_q) for each q, so Phi_q may differ: necessary, but not sufficient (see `can_express`).
 """
 
 from collections.abc import Sequence
@@ -32,15 +32,15 @@ _TOLERANCES = {torch.float64: 1e-10, torch.float32: 1e-5, torch.float16: 2e-3, t
 @final
 @dataclass(frozen=True, eq=False)
 class Expressiveness:
-    """Which kernels of one size an attention layer expresses: both readings of Lemma 3.
+    """Result of `can_express`, for both readings of Lemma 3. Queries with all taps in the image are *inside*.
 
     Attributes:
-        kernel_size: Per axis.
-        uniform: One Phi for all queries. Its residual at the worst of them decides.
-        uniform_inside: One Phi for the queries all of whose taps lie in the image; None if there is none.
-        each_query: The paper's condition, each query with its own Phi_q (and each image, where rows depend on
-            content): the largest ||E_q - Phi_q A_q|| / ||E_q|| among the queries named.
-        tolerance: The largest residual that counts as none.
+        kernel_size: Kernel size per axis.
+        uniform: Fit of one Phi for all queries; the residual of the worst query decides.
+        uniform_inside: Fit of one Phi for the queries inside; None if there are none.
+        each_query: Residuals of the paper's condition, with a separate Phi_q for each query (and for each image if
+            attention depends on content): the largest ||E_q - Phi_q A_q|| / ||E_q|| in each set of queries.
+        tolerance: Largest residual that counts as zero.
     """
 
     kernel_size: tuple[int, ...]
@@ -51,37 +51,37 @@ class Expressiveness:
 
     @property
     def expresses(self) -> bool:
-        """Whether the layer equals each convolution of this size, at every query, with some weights."""
+        """Whether the layer can express every convolution of this size, at every query."""
         return self.uniform.worst <= self.tolerance
 
     @property
     def expresses_inside(self) -> bool | None:
-        """The same at the queries all of whose taps lie in the image; None where there is no such query."""
+        """`expresses` for the queries inside only; None if there are none."""
         return None if self.uniform_inside is None else self.uniform_inside.worst <= self.tolerance
 
     @property
     def missed(self) -> float:
-        """The relative part of the worst kernel that no weights reach, away from the border where possible."""
+        """Relative residual that no weights can remove, at the worst query; of the queries inside, if there are any."""
         return (self.uniform if self.uniform_inside is None else self.uniform_inside).worst
 
     @property
     def expresses_each_query(self) -> bool:
-        """Whether each query could be served by weights of its own: the condition as the paper states it."""
+        """Whether the paper's condition holds: the weights may then differ between queries."""
         return self.each_query.everywhere <= self.tolerance
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class Factorisation:
-    """E_q = Phi A_q of one query: the matrices of the paper's Figure 11.
+    """Factorisation E_q = Phi A_q for one query, as in Figure 11 of the paper.
 
     Attributes:
-        indicators: E_q, kernel positions x keys: a single one per row, or none where the tap sees a zero.
-        phi: Kernel positions x heads.
+        indicators: E_q, kernel positions x keys. Each row has a single 1, or only zeros where the tap reads padding.
+        phi: Phi, kernel positions x heads.
         rows: A_q, heads x keys.
-        shifts: Key minus query of each kernel position, row-major.
-        query: Its index per axis.
-        sizes: Pixels per axis; keys are row-major.
+        shifts: Shift (key minus query) of each kernel position, row-major.
+        query: Index of the query per axis.
+        sizes: Number of keys per axis; keys are row-major.
     """
 
     indicators: Float[Tensor, "j m"]
@@ -93,7 +93,7 @@ class Factorisation:
 
     @property
     def residual(self) -> float:
-        """||E_q - Phi A_q|| / ||E_q||; infinite where only E_q is zero."""
+        """||E_q - Phi A_q|| / ||E_q||; infinite if only E_q is zero."""
         return float(residual(self.rows.mT, self.indicators.mT, self.phi))
 
 
@@ -109,39 +109,39 @@ def can_express(
     padding_mode: str = "zeros",
     tolerance: float | None = None,
 ) -> Expressiveness:
-    """Whether attention can express every convolution of a kernel size, and how near it comes (Lemma 3).
+    """Decide whether attention can express every convolution of a kernel size, and compute the residual (Lemma 3).
 
-        E_q = Phi A_q   for all queries q, and for all images where rows depend on content
+        E_q = Phi A_q   for all queries q, and for all images if attention depends on content
 
-    The answer holds for images of the size given, and for weights W_h without restriction: merged, or factored with
-    D_h of at least the number of output channels. The cost is a QR decomposition of m x (heads + kernel positions)
-    numbers per query, in float64: use an image of a few kernel sizes rather than a large one.
+    The result is valid for images of the given size and for unrestricted weights W_h: merged weights, or factored ones
+    with D_h of at least the number of output channels. The cost is one QR decomposition of an
+    m x (heads + kernel positions) matrix per query, in float64, so use an image not much larger than the kernel.
 
     Args:
-        attention: A layer, or attention rows of any library: (h, n, m), or (b, h, n, m) where they depend on the image,
-            with queries and keys row-major and without class tokens.
-        kernel_size: One number or one per axis.
-        x: With a layer, images: their size, and their content where rows depend on it.
-        sizes: Pixels per axis; with attention rows, or in place of x with a position-only layer.
-        dilation: Of the kernel; one number or one per axis.
-        stride: Distance between queries; None for the layer's own, and for 1 with attention rows.
-        padding: Position of the kernel: tap j sees the shift dilation * j - padding, or its opposite in a transposed
-            layer; numbers as for `Grid`, or `valid` for 0. `same` is PyTorch's dilation * (kernel - 1) // 2, which
-            centres odd kernels and gives even ones their longer half after the query; of a transposed layer, its own
-            padding. Attention rows have ceil(size / stride) queries per axis under `same`, else as many as the
-            convolution has outputs.
-        padding_mode: What taps outside the image see: `zeros`, `replicate`, `reflect` or `circular`.
-        tolerance: The largest relative residual that counts as expressed. None for the difference up to which the
-            library calls outputs equal, by the dtype of the rows: 1e-10 in float64, 1e-5 in float32, 2e-3 in float16
-            and 2e-2 in bfloat16. Rounding of the rows leaves a few eps, times the norm of Phi where heads are alike.
+        attention: A layer, or attention probabilities from any library: (h, n, m), or (b, h, n, m) if they depend on
+            the image, with row-major queries and keys and without class tokens.
+        kernel_size: Kernel size, one number or one per axis.
+        x: Images; only with a layer. Required if attention depends on content, otherwise only their size is used.
+        sizes: Image size per axis; required with attention rows, and an alternative to x for a position-only layer.
+        dilation: Dilation of the kernel, one number or one per axis.
+        stride: Distance between queries. None is the stride of the layer, or 1 with attention rows.
+        padding: Position of the kernel: tap j has the shift dilation * j - padding, with the opposite sign in a
+            transposed layer. Numbers as in `Grid`, or `valid` for 0, or `same` for dilation * (kernel_size - 1) // 2 as
+            in PyTorch, which centres odd kernels and extends even ones further after the query. With a transposed
+            layer, `same` is the padding of the layer. Attention rows must have ceil(size / stride) queries per axis
+            for `same`, otherwise as many as the convolution has outputs.
+        padding_mode: Values that taps read outside the image: `zeros`, `replicate`, `reflect` or `circular`.
+        tolerance: Largest relative residual that counts as expressed. None chooses it by the dtype of the rows: 1e-10
+            for float64, 1e-5 for float32, 2e-3 for float16 and 2e-2 for bfloat16. Rounding of the rows causes a
+            residual of a few eps, multiplied by the norm of Phi if heads are similar.
 
     Raises:
-        TypeError: attention is neither a layer nor a tensor of a floating dtype.
-        ValueError: The image's size is missing, given twice, or another than that of the rows; content is needed and
-            missing; rows are not finite; an option is out of range, or a stride is not the layer's.
+        TypeError: `attention` is neither a layer nor a floating-point tensor.
+        ValueError: The image size is missing, given twice, or does not match the rows; attention depends on content and
+            `x` is missing; rows are not finite; an option is out of range; or `stride` is not that of the layer.
 
     Example:
-        >>> one_pixel_each = torch.eye(2)[:, None].expand(2, 2, 2)  # head h attends pixel h, from both queries
+        >>> one_pixel_each = torch.eye(2)[:, None].expand(2, 2, 2)  # head h attends to pixel h for every query
         >>> answer = can_express(one_pixel_each, kernel_size=1, sizes=(2,))
         >>> answer.expresses_each_query, answer.expresses
         (True, False)
@@ -167,14 +167,14 @@ def factorise(
     padding: Literal["same", "valid"] | Padding = "same",
     padding_mode: str = "zeros",
 ) -> Factorisation:
-    """The matrices of E_q = Phi A_q for one query, Figure 11; `attnconv.report.draw_factorisation` draws them.
+    """Return the matrices of E_q = Phi A_q for one query, as in Figure 11; draw them with `draw_factorisation`.
 
-    Arguments are those of `can_express` (of several images, the first counts), and besides `query`, its index per axis,
-    such as row and column, and `phi`: one for all queries, such as `can_express(...).uniform.phi`, or None for the
-    query's own best Phi_q.
+    `query` is the index of the query per axis, such as (row, column). `phi` is a fitted matrix, such as
+    `can_express(...).uniform.phi`, or None for the best Phi_q of this query. The other arguments are those of
+    `can_express`; only the first of several images is used.
 
     Raises:
-        TypeError, ValueError: As `can_express`; or the query is not on the grid, or phi has another shape.
+        TypeError, ValueError: As in `can_express`; or `query` is outside the grid, or `phi` has the wrong shape.
 
     Example:
         >>> one_pixel_each = torch.eye(2)[:, None].expand(2, 2, 2)
@@ -186,12 +186,12 @@ def factorise(
         grid, shape = spans.operator.grid, (len(spans.shifts), spans.heads)
         place = tuple(query) if isinstance(query, Sequence) else (query,)  # type: ignore[redundant-expr]
         if len(place) != grid.dims or any(not 0 <= i < n for i, n in zip(place, grid.query_sizes, strict=True)):
-            raise ValueError(bad("query", f"must be an index on the grid of {grid.query_sizes} queries", place))
+            raise ValueError(bad("query", f"must be an index into the grid of {grid.query_sizes} queries", place))
         flat = torch.arange(grid.query_count, device=spans.operator.device).reshape(grid.query_sizes)[place]
         rows, seen = (part[0, 0] for part in spans.of(flat[None]))
         phi = spans.solve(rows, seen)[0] if phi is None else phi.to(rows)
         if tuple(phi.shape) != shape:
-            raise ValueError(bad("phi", f"must have the shape {shape}, kernel positions and heads", tuple(phi.shape)))
+            raise ValueError(bad("phi", f"must have shape {shape} (kernel positions, heads)", tuple(phi.shape)))
         return Factorisation(seen.mT, phi, rows.mT, spans.shifts, place, grid.sizes)
 
 
@@ -205,7 +205,7 @@ def _laid_over(
     padding: Literal["same", "valid"] | Padding,
     padding_mode: str,
 ) -> tuple[Spans, tuple[int, ...]]:
-    """Attention rows beside the kernel's positions, and the kernel's size per axis."""
+    """Return attention rows with the kernel positions to compare them with, and the kernel size per axis."""
     layer = attention if isinstance(attention, SelfAttention) else None
     image = _sizes_of_rows(attention, x, sizes) if layer is None else ()
     dims, transposed = (len(image), False) if layer is None else (layer.dims, layer.transposed)
@@ -218,12 +218,12 @@ def _laid_over(
         grid = Grid.make(image, stride=1 if stride is None else stride, padding=pads, window=window)
         expected, rows = (grid.query_count, grid.key_count), cast("Tensor", attention).detach()
         if rows.dim() not in (3, 4) or rows.shape[-2:] != expected or 0 in rows.shape:
-            rule = f"must end in {expected} for queries {grid.query_sizes} over {grid.sizes} pixels, after the heads"
-            fix = "Leave out rows and columns of class tokens."
+            rule = f"must end in {expected}, for {grid.query_sizes} queries and an image of {grid.sizes}, after heads"
+            fix = "Remove the rows and columns of class tokens."
             raise ValueError(bad("attention", rule, f"shape {tuple(rows.shape)}", fix))
         operator: AttentionOperator = Dense(grid, rows[None] if rows.dim() == 3 else rows)
     elif stride is not None and per_axis("stride", stride, dims, least=1) != layer.stride:
-        raise ValueError(bad("stride", f"must be left out or equal the layer's {layer.stride}", stride))
+        raise ValueError(bad("stride", f"must be None or the layer's stride {layer.stride}", stride))
     else:
         operator = layer_operator(layer, x, sizes)
     return Spans(operator, tap_shifts(kernel, steps, pads, transposed=transposed), padding_mode), kernel
@@ -237,9 +237,8 @@ def _sizes_of_rows(attention: object, x: Tensor | None, sizes: Sequence[int] | N
         got, fix = str(attention.dtype), "Convert with rows.double()."
         raise TypeError(bad("attention", "must have a floating dtype", got, fix))
     if x is not None:
-        fix = "Leave it out: what depends on an image is in the rows."
-        raise ValueError(bad("x", "is for layers", f"shape {tuple(x.shape)}", fix))
+        raise ValueError(bad("x", "must be None with attention rows", f"shape {tuple(x.shape)}", "Pass only sizes."))
     if sizes is None:
-        raise ValueError(bad("sizes", "must be given with attention rows: pixels per axis", None))
+        raise ValueError(bad("sizes", "must be the image size per axis for attention rows", None))
     dims = len(sizes) if isinstance(sizes, Sequence) else 1  # type: ignore[redundant-expr]
     return per_axis("sizes", sizes, dims, least=1)

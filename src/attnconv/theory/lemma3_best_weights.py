@@ -1,8 +1,8 @@
-"""The matrix Phi of Lemma 3, the mixture of heads nearest to each kernel position, and the best weights that it gives.
+"""Least-squares fit of Lemma 3: the combination Phi of heads that best approximates each kernel position.
 
-Phi is the shortest that minimises sum_q ||E_q - Phi A_q||^2, with the attention rows A_q (heads x keys) and indicators
-E_q of the kernel positions of query q. The [A_q^T | E_q^T] are reduced to triangular QR factors, block by block, so
-nothing of size n x m is stored and no Gram matrix squares the condition number. For white input
+Phi is the minimum-norm minimiser of sum_q ||E_q - Phi A_q||^2, with the attention rows A_q (heads x keys) and the
+indicators E_q of the kernel positions of query q. The [A_q^T | E_q^T] are reduced to triangular QR factors, block by
+block, so nothing of size n x m is stored and no Gram matrix squares the condition number. For white input
 
     W_h = sum_j Phi[j, h] W_j   minimises   sum_q || sum_j E_q[j] W_j - sum_h A_q[h] W_h ||^2
 """
@@ -36,22 +36,22 @@ from attnconv.theory.error_bounds import merged_weight
 
 Shifts: TypeAlias = Sequence[Sequence[int]]
 
-_BLOCK = 2**22  # numbers of [A^T | E^T] held at once
-_ROUNDING = 2.0**-48  # of the decompositions themselves: 16 eps of float64
-_FARTHEST = 32  # pixels beyond the taps at most, however blunt the heads
+_BLOCK = 2**22  # elements of [A^T | E^T] in memory at once
+_ROUNDING = 2.0**-48  # rounding error of the decompositions, 16 eps of float64
+_FARTHEST = 32  # maximum number of positions beyond the taps, however wide the heads
 
 
 @final
 @dataclass(frozen=True)
 class Residuals:
-    """A relative difference over three sets of queries: 0 where all is expressed, 1 where nothing is.
+    """Relative residual over three sets of queries: 0 for an exact match, 1 if nothing matches.
 
-    Where the kernel sees no pixel from any query of a set, it is 0 if the attention adds nothing either, else infinite.
+    If all taps of a set read zeros from padding, its residual is 0 if attention is 0 as well, otherwise infinite.
 
     Attributes:
-        inside: Over queries all of whose taps lie in the image; None if there is none.
-        border: Over the other queries; None if there is none.
-        everywhere: Over all queries.
+        inside: Residual over the queries with all of their taps in the image; None if there are none.
+        border: Residual over the other queries; None if there are none.
+        everywhere: Residual over all queries.
     """
 
     inside: float | None
@@ -62,13 +62,13 @@ class Residuals:
 @final
 @dataclass(frozen=True, eq=False)
 class Fit:
-    """One matrix Phi for many queries.
+    """Least-squares fit of one matrix Phi to many queries.
 
     Attributes:
-        phi: Kernel positions (row-major) x heads, in float64; W_h = sum_j Phi[j, h] W_j are the best weights.
-        residuals: sqrt(sum_q ||E_q - Phi A_q||^2 / sum_q ||E_q||^2) of this Phi, over each set of queries.
-        worst: The largest ||E_q - Phi A_q|| / max(||E_q||, 1) of a fitted query.
-        rank: Rank of the stacked rows A of the fitted queries; below the number of heads where heads repeat others.
+        phi: Phi, kernel positions (row-major) x heads, in float64. The best weights are W_h = sum_j Phi[j, h] W_j.
+        residuals: sqrt(sum_q ||E_q - Phi A_q||^2 / sum_q ||E_q||^2) over each set of queries.
+        worst: Largest ||E_q - Phi A_q|| / max(||E_q||, 1) over the fitted queries.
+        rank: Rank of the stacked rows A of the fitted queries; less than the number of heads if heads are redundant.
     """
 
     phi: Float[Tensor, "j h"] = field(repr=False)
@@ -85,25 +85,25 @@ def imitate(
     sizes: Sequence[int] | None = None,
     where: Literal["all", "inside"] = "all",
 ) -> SelfAttention:
-    """A deep copy of a layer whose weights and bias imitate a convolution as well as its attention allows.
+    """Return a copy of a layer with the weights and bias that best imitate a convolution, for fixed attention.
 
-    Best in the least-squares sense for white input on images of the size given, and exact where `can_express` says so.
-    `imitation_error(copy, conv, sizes=...)` measures the rest.
+    The weights minimise the squared error for white input on images of the given size. They are exact if `can_express`
+    finds that the layer expresses the kernel. Measure the error with `imitation_error(copy, conv, sizes=...)`.
 
     Args:
-        layer: A layer with merged weights and the convolution's channels, stride and number of outputs, and a bias if
+        layer: A layer with merged weights and the convolution's channels, stride and output size, and with a bias if
             the convolution has one.
-        conv: nn.Conv1d, nn.Conv2d or nn.Conv3d (their transposes for a transposed layer) with any padding, padding
-            mode and dilation. Its groups are the layer's, or any number if the layer has one group.
-        x: Images: their size, and their content where attention depends on it; all count equally.
-        sizes: Pixels per axis, in place of x where attention depends on positions only.
-        where: The queries that count: `all`, or those `inside`, all of whose taps lie in the image, for weights that
-            serve larger images.
+        conv: nn.Conv1d, nn.Conv2d or nn.Conv3d (their transposed counterparts for a transposed layer) with any padding,
+            padding mode and dilation, and with as many groups as the layer, or any number if the layer has one group.
+        x: Images, equally weighted. Required if attention depends on content, otherwise only their size is used.
+        sizes: Image size per axis; an alternative to x if attention depends on positions only.
+        where: Queries to fit: `all`, or only those `inside`, with all taps in the image. Use `inside` for weights that
+            will be applied to larger images.
 
     Raises:
-        TypeError: conv is no convolution of these kinds, or is lazy, quantised or complex.
-        ValueError: The layer has factored weights; channels, groups, stride, bias or number of outputs do not fit;
-            content is needed and missing; or `inside` is asked for where no query is.
+        TypeError: `conv` is not one of these convolutions, or is lazy, quantised or complex.
+        ValueError: The layer has factored weights; channels, groups, stride, bias or output size do not match;
+            attention depends on content and `x` is missing; or `where="inside"` and no query is inside.
 
     Example:
         >>> from attnconv import from_conv
@@ -114,17 +114,17 @@ def imitate(
     if where not in ("all", "inside"):
         raise ValueError(bad("where", "must be 'all' or 'inside'", repr(where)))
     if layer.weight is None:
-        fix = "Make the layer without head_channels."
-        raise ValueError(bad("layer", "must have merged weights", "factored ones", fix))
+        fix = "Create the layer without head_channels."
+        raise ValueError(bad("layer", "must have merged weights", "factored weights", fix))
     with torch.no_grad():
         spans = _beside(layer, conv, x, sizes)
         if conv.bias is not None and layer.bias is None:
-            raise ValueError(bad("layer", "must have a bias, as the convolution has", None, "Make it with bias=True."))
+            raise ValueError(bad("layer", "must have a bias like the convolution", None, "Create it with bias=True."))
         everywhere, within, _ = spans.fit()
         best = everywhere if where == "all" else within
         if best is None:
-            got = f"none on an image of {spans.operator.grid.sizes}"
-            raise ValueError(bad("where", "'inside' needs a query all of whose taps lie in the image", got))
+            got = f"'inside' for an image of {spans.operator.grid.sizes}"
+            raise ValueError(bad("where", "must be 'all' if no query has all of its taps in the image", got))
         made = copy.deepcopy(layer)
         weight = torch.einsum("jh,jid->hid", best.phi, _matrices(conv, layer.groups).to(best.phi))
         made.get_parameter("weight").copy_(weight)
@@ -140,16 +140,16 @@ def imitation_error(
     x: Float[Tensor, "b c *sizes"] | None = None,
     sizes: Sequence[int] | None = None,
 ) -> Residuals:
-    """Root-mean-square difference of a layer and a convolution for white input, relative to the convolution's output.
+    """Compute the root-mean-square error of a layer for white input, relative to a convolution's output.
 
         sqrt( sum_q || sum_h A_q[h] W_h - sum_j E_q[j] W_j ||^2 / sum_q || sum_j E_q[j] W_j ||^2 )
 
-    Biases are left out. `imitate` minimises it, and has the same arguments; here the layer's weights may be factored.
-    (`conversion_error` is relative to the layer.)
+    Biases are ignored. `imitate` minimises this error and documents the arguments; here the layer may also have
+    factored weights. (`conversion_error` is relative to the output of the layer.)
 
     Raises:
-        TypeError: conv is no convolution.
-        ValueError: Channels, groups, stride or number of outputs do not fit, or content is needed and missing.
+        TypeError: `conv` is not a convolution.
+        ValueError: Channels, groups, stride or output size do not match, or `x` is missing although it is required.
 
     Example:
         >>> from attnconv import from_conv
@@ -161,9 +161,10 @@ def imitation_error(
 
 
 def nearest_weights(layer: SelfAttention, conv: Convolution) -> Float[Tensor, "h i d"]:
-    """W_h = sum_j Phi[j, h] W_j with the best Phi far from the border, for `Quadratic` heads of the same geometry.
+    """Return the best weights away from the border, W_h = sum_j Phi[j, h] W_j, for `Quadratic` heads.
 
-    There all queries have the same Phi: a small least-squares problem over the shifts that heads and taps reach.
+    Away from the border all queries have the same Phi, which is a small least-squares problem over shifts. The layer
+    must have the convolution's geometry.
     """
     shifts = taps(conv)
     blunt = float(layer.encoding.get_parameter("spread").double().square().min()) / 2
@@ -171,7 +172,7 @@ def nearest_weights(layer: SelfAttention, conv: Convolution) -> Float[Tensor, "h
     axes = []
     gaps = layer.stride if layer.transposed else (1,) * layer.dims  # between keys
     for gap, along in zip(gaps, zip(*shifts, strict=True), strict=True):
-        # A query for each place between two keys in the middle, and keys over the reach of heads and taps around.
+        # One query for each offset between two central keys, and keys as far around them as heads and taps reach.
         side = -(-(max(map(abs, along)) + beyond) // gap) + 1
         axes.append(Axis(2 * side + 1, gap, offset=gap * (side - 1) + 1, spacing=gap, border="zero"))
     grid = Grid(tuple(axes))
@@ -184,7 +185,7 @@ def nearest_weights(layer: SelfAttention, conv: Convolution) -> Float[Tensor, "h
 def compare_outputs(
     layer: SelfAttention, conv: Convolution, x: Tensor | None, sizes: Sequence[int] | None
 ) -> tuple[Residuals, Residuals]:
-    """The difference of the outputs for white input, relative to those of the layer and to those of the convolution."""
+    """Compute the error for white input, relative to the outputs of the layer and to those of the convolution."""
     with torch.no_grad():
         spans = _beside(layer, conv, x, sizes)
         weights = (merged_weight(layer), _matrices(conv, layer.groups))
@@ -197,13 +198,13 @@ def compare_outputs(
 
 @final
 class Spans:
-    """A_q^T and E_q^T of an operator's queries, in float64: attention rows, and the keys under a kernel's taps.
+    """Attention rows A_q^T and the keys under a kernel's taps, E_q^T, for the queries of an operator, in float64.
 
     Attributes:
-        inside: Which queries have all of their taps between the first and the last key of each axis, (n,).
-        dtype: In which the rows are computed.
-        cut: Singular values of rows up to this part of the largest count as zero, since rounding can move them as far:
-            relative errors of eps make a matrix of norm at most eps ||A||_F <= eps sqrt(h) times the largest value.
+        inside: Mask of the queries with all of their taps between the first and last key of each axis, (n,).
+        dtype: Dtype in which the rows are computed.
+        cut: Relative cutoff below which singular values of rows count as zero, because rounding can cause them:
+            relative errors of eps are a matrix of norm at most eps ||A||_F <= eps sqrt(h) times the largest value.
     """
 
     def __init__(self, operator: AttentionOperator, shifts: Shifts, padding_mode: str) -> None:
@@ -223,7 +224,7 @@ class Spans:
             self.inside = (self.inside[:, None] & held).flatten()
 
     def keys(self, queries: Int[Tensor, "r"]) -> Int[Tensor, "r j"]:
-        """The key under each tap, flat and row-major; -1 where it sees a zero."""
+        """Return the flat, row-major index of the key under each tap; -1 where the tap reads a padding zero."""
         keys = torch.zeros((len(queries), len(self.shifts)), dtype=torch.long, device=queries.device)
         shown = torch.ones_like(keys, dtype=torch.bool)
         for axis, index, along in zip(self._axes, self.operator.grid.unravel(queries), self._along, strict=True):
@@ -232,7 +233,7 @@ class Spans:
         return torch.where(shown, keys, -1)
 
     def of(self, queries: Int[Tensor, "r"]) -> tuple[Float[Tensor, "b r m h"], Float[Tensor, "b r m j"]]:
-        """A_q^T and E_q^T of some queries; a column of E_q^T has a one at the key under that tap, or only zeros."""
+        """Return A_q^T and E_q^T; a column of E_q^T is 1 at the key under its tap, or zero if the tap reads padding."""
         rows = self.operator.rows(queries).double().permute(0, 2, 3, 1)
         if not bool(torch.isfinite(rows).all()):
             raise ValueError(bad("attention", "must have finite rows", "NaN or infinite probabilities"))
@@ -240,7 +241,7 @@ class Spans:
         return rows, seen.to(rows).expand(len(rows), -1, -1, -1)
 
     def blocks(self) -> Sequence[Int[Tensor, "_"]]:
-        """All queries, in parts whose matrices are of moderate size."""
+        """Split all queries into blocks that fit in memory."""
         grid = self.operator.grid
         numbers = self.operator.batch * (self.heads + len(self.shifts)) * grid.key_count
         return all_queries(grid, self.operator.device).split(max(_BLOCK // numbers, 1))
@@ -248,21 +249,21 @@ class Spans:
     def solve(
         self, rows: Float[Tensor, "*lead k h"], seen: Float[Tensor, "*lead k j"]
     ) -> tuple[Float[Tensor, "*lead j h"], Int[Tensor, "*lead"]]:
-        """The shortest Phi that minimises ||E^T - A^T Phi^T||, and A's rank."""
+        """Return the minimum-norm Phi that minimises ||E^T - A^T Phi^T||, and the rank of A."""
         left, values, right = torch.linalg.svd(rows, full_matrices=False)
         kept = values > self.cut * values[..., :1]
         inverse = torch.where(kept, 1 / torch.where(kept, values, 1), 0)
         return (left.mT @ seen).mT @ (inverse[..., None] * right), kept.sum(-1)
 
     def fit(self) -> tuple[Fit, Fit | None, Residuals]:
-        """Phi for all queries, Phi for those inside (None if there is none), and what a Phi_q for each query leaves.
+        """Fit one Phi to all queries and one to those inside (or None), and compute the residuals of separate Phi_q.
 
-        Where images have rows of their own, all images count as more queries.
+        If attention differs between images, the queries of all images are fitted together.
         """
         factors: list[Tensor | None] = [None, None]  # R of [A^T | E^T] over the queries inside, and at the border
         alone = []
         for queries in self.blocks():
-            # Of each image and query: few rows, however many keys.
+            # Per image and query; the number of rows does not depend on the number of keys.
             reduced = torch.linalg.qr(torch.cat(self.of(queries), -1), mode="r").R
             parts = reduced[..., : self.heads], reduced[..., self.heads :]
             alone.append(residual(*parts, self.solve(*parts)[0]))
@@ -280,12 +281,12 @@ class Spans:
         return fits[0], fits[1] if len(fits) > 1 else None, self.over(each, torch.ones_like(each), order=math.inf)
 
     def norms(self, measured: Callable[[Tensor, Tensor], Sequence[Tensor]]) -> Float[Tensor, "_ b n"]:
-        """The norms of matrices that are made of A_q^T and E_q^T, for every query."""
+        """Return the norms of the matrices that `measured` computes from A_q^T and E_q^T, for every query."""
         blocks = (measured(*self.of(queries)) for queries in self.blocks())
         return torch.cat([torch.stack([torch.linalg.matrix_norm(part) for part in parts]) for parts in blocks], -1)
 
     def over(self, apart: Float[Tensor, "b n"], whole: Float[Tensor, "b n"], *, order: float = 2) -> Residuals:
-        """The relative norm of what differs, over the queries inside, at the border and everywhere."""
+        """Return the norm of `apart` relative to `whole` over the queries inside, at the border and everywhere."""
 
         def relative(chosen: Tensor) -> float:
             left, size = (torch.linalg.vector_norm(part[:, chosen], order) for part in (apart, whole))
@@ -298,45 +299,45 @@ class Spans:
 def residual(
     rows: Float[Tensor, "*lead k h"], seen: Float[Tensor, "*lead k j"], phi: Float[Tensor, "*lead j h"]
 ) -> Float[Tensor, "*lead"]:
-    """||E - Phi A|| / ||E||, of A^T and E^T."""
+    """Compute ||E - Phi A|| / ||E|| from A^T and E^T."""
     return ratio(torch.linalg.matrix_norm(rows @ phi.mT - seen), torch.linalg.matrix_norm(seen))
 
 
 def ratio(apart: Float[Tensor, "*lead"], whole: Float[Tensor, "*lead"]) -> Float[Tensor, "*lead"]:
-    """apart / whole: 0 where both are zero, infinite where only `whole` is."""
+    """Compute apart / whole, with 0 where both are zero and infinity where only `whole` is."""
     return torch.where((whole > 0) | (apart == 0), apart / torch.where(whole > 0, whole, 1), math.inf)
 
 
 def _stacked(*parts: Tensor | None) -> Tensor:
-    """The R factor of stacked matrices, some of which may be missing."""
+    """Return the R factor of the stacked matrices, ignoring None."""
     return torch.linalg.qr(torch.cat([part for part in parts if part is not None]), mode="r").R
 
 
 def layer_operator(
     layer: SelfAttention, x: Float[Tensor, "b c *sizes"] | None, sizes: Sequence[int] | None
 ) -> AttentionOperator:
-    """A layer's attention on images `x`, or on images of `sizes` where it depends on positions only."""
+    """Return a layer's operator for images `x`, or for an image of `sizes` if attention depends on positions only."""
     if x is not None:
         if sizes is not None:
-            raise ValueError(bad("sizes", "must be left out beside x, which has its own", tuple(sizes)))
+            raise ValueError(bad("sizes", "must be None if x is given", tuple(sizes)))
         return layer.operator(x)
     if sizes is None:
-        raise ValueError(bad("x", "or sizes must say how large the image is", None))
+        raise ValueError(bad("x", "must be given if sizes is None", None, "Pass images as x, or their size as sizes."))
     sizes = per_axis("sizes", sizes, layer.dims, least=1)
     operator = layer.operator(next(layer.parameters()).new_zeros(2, layer.in_channels, *sizes))
-    if operator.batch > 1:  # two images, two sets of rows
+    if operator.batch > 1:  # the rows differ between the two images
         got = f"none for {type(layer.encoding).__name__}"
-        raise ValueError(bad("x", "must be given where attention depends on content", got, "Pass images as x."))
+        raise ValueError(bad("x", "must be given if attention depends on content", got, "Pass images as x."))
     return operator
 
 
 def _beside(layer: SelfAttention, conv: Convolution, x: Tensor | None, sizes: Sequence[int] | None) -> Spans:
-    """The layer's attention beside a convolution's taps, after checking that the two can be compared."""
+    """Return the layer's rows and the convolution's taps, after checking that the two have matching geometry."""
     check_convolution(conv)
     kind = type(conv).__name__
     if isinstance(conv, Forward) == layer.transposed or len(conv.kernel_size) != layer.dims:
-        what = "transposed" if layer.transposed else "plain"
-        raise ValueError(bad("conv", f"must be {what} and of {layer.dims} dimensions, as the layer is", kind))
+        expected = f"{'ConvTranspose' if layer.transposed else 'Conv'}{layer.dims}d"
+        raise ValueError(bad("conv", f"must be an nn.{expected} to match the layer", kind))
     ours, theirs = ((m.in_channels, m.out_channels) for m in (layer, conv))
     if ours != theirs:
         raise ValueError(bad("conv", f"must have the layer's channels {ours}", theirs))
@@ -352,13 +353,13 @@ def _beside(layer: SelfAttention, conv: Convolution, x: Tensor | None, sizes: Se
     else:
         made = Grid.transposed(grid.sizes, output_padding=conv.output_padding, **geometry)
     if made.query_sizes != grid.query_sizes:
-        requirement = f"must have the layer's outputs, {grid.query_sizes} on an image of {grid.sizes}"
+        requirement = f"must have outputs of the layer's size {grid.query_sizes} for an image of {grid.sizes}"
         raise ValueError(bad("conv", requirement, made.query_sizes))
     return Spans(operator, taps(conv), conv.padding_mode)
 
 
 def _matrices(conv: Convolution, groups: int) -> Float[Tensor, "j i d"]:
-    """One matrix per kernel position for a layer of so many groups: a single one holds zeros between groups."""
+    """Return one matrix per kernel position for a layer with `groups` groups; with one group, zeros between groups."""
     if conv.groups == groups:
         return head_weights(conv)
     blocks = grouped_weights(conv).unbind(2)  # per group (j, c / groups, d / groups)
