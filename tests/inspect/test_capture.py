@@ -159,8 +159,8 @@ class TestTimm:
         ("name", "module", "why"),
         [
             ("cait_xxs24_224", "blocks.0.attn", "mixes its heads after"),
-            ("xcit_nano_12_p16_224", "blocks.0.attn", "it attends among channels"),
-            ("edgenext_xx_small", r"stages.1.blocks.1.xca", "it attends among channels"),
+            ("xcit_nano_12_p16_224", "blocks.0.attn", "channels"),
+            ("edgenext_xx_small", r"stages.1.blocks.1.xca", "channels"),
             ("efficientformerv2_s0", "stages.2.blocks.4.token_mixer", "mixes its heads after"),
             ("pvt_v2_b0", "stages.0.blocks.0.attn", "queries look at .* keys"),
         ],
