@@ -205,7 +205,7 @@ class TestUploads:
         assert "image: " in words(content)
         status, _, content = running.ask("POST", "/image", b"", Content_Type="image/png")
         assert status == 400
-        assert re.fullmatch(r"image: .*got nothing\.", words(content))
+        assert re.fullmatch(r"image: .*got an empty body\.", words(content))
 
     def test_too_many_bytes_declared_or_sent(self, running: Running) -> None:
         status, _, content = running.ask("POST", "/image", b"x", Content_Type="image/png", Content_Length="20000001")

@@ -290,7 +290,7 @@ def _check_tensor(name: str, tensor: Tensor, form: str, sizes: dict[str, int]) -
 
 def _require(fine: bool, name: str, value: object) -> None:
     if not fine:
-        raise ValueError(bad("payload", f"{name} must follow the format", repr(value)[:80], _FIX))
+        raise ValueError(bad("payload", f"{name} must be valid", repr(value)[:80], _FIX))
 
 
 def _stored(layer: PayloadLayer, query: int) -> int:

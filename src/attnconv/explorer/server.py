@@ -195,9 +195,9 @@ class Images:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self._answer is None:
-            raise HTTPException(400, "image: no model is loaded. Run `attnconv explore MODEL`.")
+            raise HTTPException(400, "image: no model is loaded. Start the server with: attnconv explore MODEL.")
         if self._uploads.locked():
-            busy = f"image: the server is processing {UPLOADS} other images. Try again in a few seconds."
+            busy = f"image: the server is busy with {UPLOADS} other uploads. Try again in a few seconds."
             raise HTTPException(503, busy, {"Retry-After": str(round(STALL))})
         async with self._uploads, self._places:
             request = Request(scope, receive)

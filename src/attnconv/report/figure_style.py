@@ -77,7 +77,7 @@ def darkest(largest: float, keys: int) -> float:
 
 def nearly_uniform(largest: float, keys: int) -> bool:
     """Whether no probability of a map exceeds twice the uniform one, 1 / keys."""
-    return largest < UNIFORM / keys
+    return bool(largest < UNIFORM / keys)
 
 
 def colour_of(index: int) -> str:
