@@ -27,9 +27,8 @@ _SIZES = (16, 16)  # positions in the paper, if `sizes` is None
 _CONTOURS = ((0.5, "-", 1.4), (0.9, ":", 1.0))  # mass, line style, line width
 _BROKEN, _UNIFORM = "not a number", "nearly uniform"
 _NOTE = (
-    "Black square: the query. Solid and dotted lines: 50% and 90% contours of a head's attention; 90% contours that "
-    "leave the panel are omitted. Hollow marks: centres outside the view. Pale marks: nearly uniform heads (no "
-    "position has more than twice the uniform attention), without contours."
+    "Black square: the query. Solid and dotted lines: 50% contours, and 90% contours inside the panel. Hollow marks: "
+    "centres outside the view. Pale marks: nearly uniform heads (below twice the uniform attention everywhere)."
 )
 
 

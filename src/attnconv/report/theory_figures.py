@@ -214,7 +214,7 @@ def _write_text(grid: PanelGrid, factorisation: Factorisation) -> None:
         f"Relative residual |E_q − Φ A_q| / |E_q| = {_number(factorisation.residual)}",
         f"Query {_point(factorisation.query)} on {positions} positions; keys in row-major order.",
         "Each row of E_q marks the position that one kernel tap reads, labelled by its shift from the query; the row "
-        "is empty if that position is outside the image. Each row of Φ combines the heads' attention A_q to that row.",
+        "is empty if that position is outside the image. The same row of Φ has the weights of the heads' attention.",
     )
     axes = grid.add(1, slice(1, None))
     axes.set_label("text")
