@@ -1,5 +1,6 @@
 """The page of an audit: its files, its words, and figures in which no text meets another."""
 
+import csv
 import json
 import re
 from dataclasses import replace
@@ -76,6 +77,30 @@ class TestPage:
     def test_numbers_as_json(self, folder: Path, found: Audit) -> None:
         numbers = json.loads((folder / "audit.json").read_text(encoding="utf-8"))
         assert numbers == json.loads(json.dumps({"title": "five <layers>", **found.numbers()}))
+
+    def test_rows_as_csv(self, folder: Path, found: Audit) -> None:
+        with (folder / "audit.csv").open(encoding="utf-8", newline="") as file:
+            written = list(csv.DictReader(file))
+        rows = found.rows()
+        assert [(row["layer"], row["head"]) for row in written[:7]] == [("0", str(head)) for head in range(7)]
+        assert len(written) == len(rows) == sum(len(layer.statistics.entropy) for layer in found.layers)
+        first, statistics = written[2], found.layers[0].statistics
+        assert float(first["shift_mass"]) == float(statistics.shift_mass[2])
+        assert [int(first[f"best_shift_{axis}"]) for axis in (0, 1)] == statistics.best_shift[2].tolist()
+        assert float(first["covariance_0_1"]) == float(statistics.covariance[2, 0, 1])
+        assert (float(first["convolution_score"]), first["sizes"]) == (statistics.convolution_score, "17 x 12")
+
+    def test_publication(self, found: Audit, tmp_path: Path) -> None:
+        page = write_audit(Audit(found.layers[:1], 2), tmp_path, title="one", publication=True).read_text("utf-8")
+        assert (tmp_path / "figures" / "heads-00-0.pdf").is_file()
+        assert 'href="figures/scores.pdf">PDF</a>' in page
+
+    def test_nearly_uniform_heads_are_named(self, tmp_path: Path) -> None:
+        torch.manual_seed(0)
+        tokens = torch.randn(2, 30, 8)
+        found = audit(nn.TransformerEncoderLayer(8, 2, 8, batch_first=True).eval(), 0.1 * tokens, grid=(6, 5))
+        page = write_audit(found, tmp_path, title="uniform").read_text(encoding="utf-8")
+        assert "Nearly uniform (no shift has twice the uniform attention 1/30): heads 0, 1." in page
 
     def test_three_axes_are_named_and_not_drawn(self, tmp_path: Path) -> None:
         write_audit(of_axes(SelfAttention3d(3, 3, heads=2), 4, 5, 6), tmp_path, title="three")

@@ -103,6 +103,13 @@ def test_content_is_averaged_over_the_test_images(tmp_path: Path) -> None:
     assert "mean of 100 test images" in read(page.read_text(encoding="utf-8")).text
 
 
+def test_captions_tell_the_size_of_a_position(quadratic: Path, tmp_path: Path) -> None:
+    words = "One position is 2 x 2 pixels."
+    page = write_report(make_run(tmp_path / "run", replace(SMALL, downsampling=2)).path)
+    assert words in read(page.read_text(encoding="utf-8")).text
+    assert "One position is" not in read(quadratic.read_text(encoding="utf-8")).text
+
+
 def test_a_network_without_attention_has_only_curves(tmp_path: Path) -> None:
     page = write_report(make_run(tmp_path / "run", SMALL_RESNET).path)
     assert figures(page) == ["figure-02-accuracy"]

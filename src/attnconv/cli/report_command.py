@@ -20,10 +20,12 @@ class Arguments:
     Attributes:
         run: Run folder, as `attnconv train` leaves it; the run may still be going.
         out: Folder for the page and the figures, new or of an earlier report; None for `report` inside the run folder.
+        publication: Also write the figures as PDF, omit their titles, and keep the text in SVG files editable.
     """
 
     run: Positional[Path]
     out: Path | None = None
+    publication: bool = False
 
 
 def run(arguments: Arguments) -> None:
@@ -35,4 +37,4 @@ def run(arguments: Arguments) -> None:
     if arguments.out is not None:
         RunFolder(arguments.run).settings()  # a wrong run leaves no folder
         mark(arguments.out)
-    print(f"Report: {write_report(arguments.run, arguments.out)}")
+    print(f"Report: {write_report(arguments.run, arguments.out, publication=arguments.publication)}")

@@ -44,8 +44,7 @@ class Selection:
         layer: Index of the layer.
         name: Name of the layer in the model.
         head: Index of the enlarged head, or of the last one that was enlarged.
-        query: Row and column of the query on the layer's grid of tokens; the nearest stored query if only some are
-            stored.
+        query: Row and column on the layer's grid of tokens; if rows are missing, the nearest stored query.
         image: Index of the image; None for the mean over all images.
         time: Index of the snapshot.
         part: Scores in the softmax.

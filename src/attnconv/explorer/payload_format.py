@@ -211,8 +211,7 @@ def attention_row(
         part: Scores in the softmax: `both`, `content` or `position`. Layers of kind `rows` only have `both`.
 
     Returns:
-        The probabilities. They sum to 1, up to half precision for stored rows; to 0 for a row without mass on the
-        image.
+        The probabilities. They sum to 1, up to half precision for stored rows, or to 0 without mass on the image.
 
     Raises:
         ValueError: An index is out of range, the layer does not have this part, or the query is not stored.

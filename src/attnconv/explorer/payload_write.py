@@ -93,8 +93,7 @@ def payload(
 
     Args:
         model: Any module with attention. It runs in evaluation mode and without gradients.
-        images: Input of the model, (b, c, height, width), not constant; None if all attention depends on positions
-            only.
+        images: Input of the model, (b, c, height, width), not constant; None if attention depends on positions only.
         title: Heading of the page; the model's class if empty.
         pictures: The images to show; None uses `images`, each scaled from its minimum to its maximum.
         snapshots: Earlier states of the model, from `snapshots_of`.

@@ -1,8 +1,7 @@
 """Intercept the attention calls of a running model and compute their rows on demand from the model's own tensors.
 
-PyTorch's attention functions and, in unfused models, the softmax over keys are intercepted. Under a
-`TorchFunctionMode`, nn.MultiheadAttention and nn.TransformerEncoder skip their inference fast path and compute the same
-formula in `multi_head_attention_forward`.
+PyTorch's attention functions and, in unfused models, the softmax over keys are intercepted. Under a function mode,
+nn.MultiheadAttention and nn.TransformerEncoder use `multi_head_attention_forward` instead of their inference fast path.
 """
 
 import inspect
@@ -31,8 +30,7 @@ class UnreadableError(Exception):
 class TokenRows:
     """Attention probabilities between the tokens of one call.
 
-    `shape` is (sequences, heads, queries, keys); each window is a sequence. Set `transient` if `compute` refers to
-    tensors as large as the attention matrix: `release` then drops them.
+    `shape` is (sequences, heads, queries, keys); windows are sequences. `release` drops tensors that are `transient`.
     """
 
     def __init__(
@@ -103,10 +101,7 @@ def score_rows(input: Tensor, *_: Any, **__: Any) -> TokenRows:  # noqa: A002  #
 
 
 def gated_rows(content: TokenRows, position: TokenRows, gate: Float[Tensor, "h"]) -> TokenRows:
-    """Return ConViT's gated attention (d'Ascoli et al., 2021, equation 6), renormalised.
-
-    (1 - g) A + g P, with content attention A, positional attention P and gate g.
-    """
+    """Return ConViT's (1 - g) A + g P, normalised: content A, positions P, gate g (d'Ascoli et al., 2021, eq. 6)."""
 
     def compute(queries: Tensor, sequences: Tensor | None) -> Tensor:
         rows = content.rows(queries, sequences)
@@ -138,10 +133,7 @@ def _softmax(scores: Tensor) -> Tensor:
 
 @final
 class AttentionCalls(TorchFunctionMode):
-    """Function mode that calls `seen` before each attention call.
-
-    `seen` receives a function that returns the call's rows or raises `UnreadableError`.
-    """
+    """Function mode that passes to `seen`, before each attention call, a function that returns or refuses its rows."""
 
     def __init__(self, seen: Callable[[Callable[[], TokenRows]], None]) -> None:
         super().__init__()

@@ -71,8 +71,7 @@ class Audit:
     Attributes:
         layers: The layers, in the order in which they run.
         images: Number of images.
-        left_out: Names of the modules whose attention could not be read, and the reasons. Empty without
-            `skip_unreadable`.
+        left_out: Modules whose attention could not be read, with the reasons; empty without `skip_unreadable`.
     """
 
     layers: tuple[LayerAudit, ...]
@@ -133,23 +132,19 @@ def audit(
 
     Args:
         model: Any module that `visit_attention` can read. It runs in evaluation mode and without gradients.
-        images: Input of the model, normalised as in training, usually (b, c, height, width), batch first; or an
-            iterable of such batches. All images must have one size.
-        queries: Maximum number of queries per image, spread evenly over the grid, at least 1. With fewer than about
-            100, chance scores are no longer small.
+        images: Input of the model, normalised as in training, usually (b, c, height, width); or an iterable of batches.
+        queries: Maximum number of queries per image, spread evenly. With fewer than 100, chance scores are not small.
         batch: Batch size, at least 1. `content_share` compares the images of a batch, so use at least 2.
-        grid: Tokens of the image, (height, width); see `visit_attention`.
-        prefix: Number of tokens before the image's tokens; see `visit_attention`.
+        grid: Tokens of the image; see `visit_attention`, also for the next three arguments.
+        prefix: Number of tokens before the image's tokens.
         layers: Names of the modules to read; None for all.
         options: Further keyword arguments of the model's forward pass.
-        skip_unreadable: Skip attention that cannot be read, such as a pooling head with one query, and list it in
-            `left_out`. Ignored with `layers`.
+        skip_unreadable: List attention that cannot be read in `left_out` instead of raising. Ignored with `layers`.
 
     Raises:
         TypeError: `images` is not made of floating point tensors, or `queries` or `batch` is not an integer.
         ValueError: There are no images; an image is constant or contains NaN or infinity; image sizes differ; the model
-            does not accept the images or `options`, or returns NaN; or an attention layer cannot be read, or there is
-            none.
+            rejects the images or `options`, or returns NaN; or attention cannot be read, or there is none.
 
     Example:
         >>> from attnconv.convert import from_conv

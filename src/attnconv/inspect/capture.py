@@ -1,8 +1,7 @@
 """Read the attention of any model, one layer at a time, with hooks and intercepted calls (`attention_calls`).
 
 Images are checked first, and an error in the forward pass is attributed to them. No attention is skipped silently:
-attention that cannot be read raises an error with the module's name, and so does a module that is named like an
-attention module but makes no attention call.
+unreadable attention raises an error with the module's name, as does a module named like attention without such a call.
 """
 
 import inspect
@@ -57,21 +56,18 @@ def visit_attention(
     """Run a model once and call a function with the operator of each attention layer, just before the layer runs.
 
     Supports layers of this library, vision transformers of timm, torchvision and Hugging Face, nn.MultiheadAttention,
-    and any module that calls PyTorch's attention or a softmax over keys. Layers of other libraries are passed as a
-    `TokenOperator`.
+    and all modules that call PyTorch's attention or a softmax over keys. Foreign layers become a `TokenOperator`.
 
     Args:
         model: Any module. It runs in evaluation mode and without gradients; its mode is restored.
         images: Input of the model, (b, c, height, width) for an image model.
         visit: Called with the module's name and its operator, in the order in which the layers run.
-        grid: Tokens of the image, (height, width). Needed if the model has no attribute for it, or if the input is not
-            an image.
+        grid: Tokens of the image, (height, width), if the model has no attribute for it or the input is not an image.
         prefix: Number of class tokens and registers before the image's tokens, if the model has no attribute for it.
             With `grid`, the remaining tokens are assumed to follow the image's.
         layers: Names of the modules to read; None for all. Other modules are ignored.
         options: Further keyword arguments of the model's forward pass, such as `interpolate_pos_encoding`.
-        unreadable: Called with the name and the reason for attention that cannot be read, instead of raising an error.
-            Ignored with `layers`.
+        unreadable: Called with name and reason if attention cannot be read, instead of raising. Ignored with `layers`.
 
     Raises:
         TypeError: An argument has the wrong type.

@@ -21,8 +21,7 @@ BLOCK = 2**22  # probabilities per block: 32 MiB in float64, for each of a few t
 def sample_queries(grid: Grid, count: int, *, seed: int = 0, device: torch.device | None = None) -> Int[Tensor, "r"]:
     """Sample at most `count` queries spread over a grid, one random query per cell, as flat indices in ascending order.
 
-    The grid is split into nearly equal cells. A regular lattice would sample window attention at the same few places of
-    every window.
+    Cells are nearly equal. A regular lattice would sample window attention at the same few places of every window.
 
     Args:
         grid: The grid of queries.
@@ -107,8 +106,7 @@ def mean_query_maps(
         batch_size: Number of images per forward pass, at least 1.
 
     Raises:
-        ValueError: There are no images, a place is outside the image, `batch_size` is below 1, or a layer is not
-            two-dimensional.
+        ValueError: There are no images, a place is outside them, `batch_size` is below 1, or a layer is not 2-d.
     """
     if images.ndim != 4 or not len(images):
         raise ValueError(bad("images", "must be (n, c, height, width) with n at least 1", tuple(images.shape)))

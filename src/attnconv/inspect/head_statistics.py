@@ -103,8 +103,7 @@ def layer_statistics(operator: AttentionOperator, *, queries: Queries | None = N
 class RunningStatistics:
     """Statistics of one layer, accumulated over batches of images: `add` one operator per batch, then call `result`.
 
-    Images have equal weight. An operator shared by all images counts as one image. Images on which a head has no mass
-    are excluded from the head's moments.
+    Images have equal weight; an operator shared by all images counts as one. A head's moments skip images without mass.
 
     Example:
         >>> from attnconv import Dense, Grid
@@ -155,8 +154,7 @@ class RunningStatistics:
 def convolution_score(profile: ShiftProfile) -> float:
     """Compute how convolutional a layer is, from 0 (uniform attention) to 1 (a convolution, one tap per head).
 
-    Random attention scores slightly above 0, because the best shifts are chosen among noise. Use more images to reduce
-    this effect.
+    Random attention scores slightly above 0, because the best shifts are chosen among noise; more images reduce this.
 
     Args:
         profile: The layer's attention per shift, as returned by `shift_profile`.
@@ -220,7 +218,7 @@ def kernel_size(heads: int, dims: int) -> int:
 def assigned_mass(shares: Float64[Tensor, "h s"], heads_per_shift: int) -> float:
     """Compute the largest total mass of heads assigned one shift each, with at most `heads_per_shift` heads per shift.
 
-    If there are more heads than places, the remaining heads count as 0.
+    Heads that get no shift count as 0.
     """
     repeated = shares.cpu().repeat(1, heads_per_shift)  # `heads_per_shift` columns per shift
     heads, columns = linear_sum_assignment(repeated.numpy(), maximize=True)

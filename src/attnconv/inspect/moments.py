@@ -61,8 +61,7 @@ class AttentionMoments:
 def attention_moments(operator: AttentionOperator, *, queries: Queries | None = None) -> AttentionMoments:
     """Compute the moments of each head and image, averaged over queries.
 
-    `Kronecker` and `Shift` operators are evaluated axis by axis. For other operators on large images, pass a sample of
-    `queries`.
+    `Kronecker` and `Shift` operators are evaluated axis by axis. For others on large images, pass some `queries`.
 
     Args:
         operator: The attention probabilities, for example from `layer.operator(x)` or `attention_operators`.
@@ -126,10 +125,7 @@ def _weights(rows: Float64[Tensor, "*lead m"]) -> tuple[Float64[Tensor, "*lead m
 def _row_moments(
     grid: Grid, queries: Int[Tensor, "r"], rows: Float64[Tensor, "b h r m"]
 ) -> tuple[Float64[Tensor, "b h r moments"], Bool[Tensor, "b h r"]]:
-    """Compute each row's centre, covariance (row-major), distance and entropy, and return which rows have mass.
-
-    Moments of rows without mass are zero.
-    """
+    """Compute each row's centre, covariance, distance and entropy (0 without mass), and which rows have mass."""
     weights, has_mass = _weights(rows)
     joint = weights.unflatten(-1, grid.sizes)
     shifts = [_shifts(axis, index).double() for axis, index in zip(grid.axes, grid.unravel(queries), strict=True)]

@@ -5,8 +5,7 @@ With delta = key - query in positions, and Q(delta) the chosen queries q for whi
     profile    p_h(delta) = mean over q in Q(delta) of A_h[q, q + delta]                     rows are not renormalised
 
 for each delta that, along each axis, is available to at least half as many queries as the most available shift: with
-one query per position, up to half of the axis in each direction. A head of a convolution has p = 1 at its tap under
-every border rule.
+one query per position, up to half of the axis in each direction. Heads of convolutions have p = 1 at their taps.
 
     constancy  c_h = sum_delta |Q(delta)| p_h(delta)^2 / sum_delta sum_{q in Q(delta)} A_h[q, q + delta]^2
 
@@ -37,8 +36,7 @@ class ShiftProfile:
     """Mean attention per shift of one layer's heads.
 
     Attributes:
-        mass: p_h(delta), (h, *shifts) float64 between 0 and 1, with one axis of shifts per axis of the grid; 0 if no
-            chosen query has that shift.
+        mass: p_h(delta), (h, *shifts) float64 from 0 to 1, one axis of shifts per axis of the grid; 0 if Q is empty.
         counts: Size of Q(delta) over all images, (*shifts) int64.
         noise: Variance of p_h(delta) as a mean over queries, s^2 / (n - 1), shaped like `mass`, where s^2 is the
             variance of A_h[q, q + delta] over queries and images, and n the number of queries of one image.
@@ -69,8 +67,7 @@ def shift_profile(operator: AttentionOperator, *, queries: Queries | None = None
 
     Args:
         operator: The attention probabilities.
-        queries: Flat query indices; None for all queries of the grid. Use about 100 or more, since the mean of few rows
-            is mostly noise.
+        queries: Flat query indices; None for all. Use about 100 or more, since the mean of few rows is mostly noise.
 
     Raises:
         TypeError: `queries` are not integers.

@@ -79,14 +79,12 @@ def draw_attention_maps(
     Args:
         layers: Maps of each layer, first layer first; the number of heads and the sizes may differ.
         title: Title of the figure.
-        zoom: Side of a window around the query, in positions, odd; None shows the whole image. The colour scale is that
-            of the whole map, so the window of a head that attends elsewhere is pale.
+        zoom: Side of a window around the query, in positions, odd; None shows all. Colours are those of the whole map.
         orders: Heads of each layer in the order of their columns; None sorts them by their largest probability.
         picture: (height, width, 3) image with values in [0, 1], shown above the maps; None for no image.
 
     Raises:
-        ValueError: There is no layer, `zoom` is even or below 1, an order does not contain every head of its layer
-            once, or `picture` has the wrong shape.
+        ValueError: There is no layer, `zoom` is even or below 1, or `orders` or `picture` is wrong.
     """
     if not layers:
         raise ValueError(bad("layers", "must contain the maps of at least one layer", "none"))

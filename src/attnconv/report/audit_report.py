@@ -56,8 +56,8 @@ _COLUMNS = 6
 _LEAST_REACH, _MOST_REACH = 3, 7  # panels of 7 x 7 to 15 x 15 shifts
 _NOTE = (
     "Each panel: shifts around the query (black frame), row shifts downwards. Colours: mean attention at a shift, from "
-    f"0 to the head's largest value (printed below), or to {PALE} / (number of positions) if that is larger. Orange "
-    "frame: the shift with the largest value."
+    f"0 to the head's largest value (printed below), or to {PALE} / (number of positions) if that is larger: nearly "
+    "uniform heads are pale. Orange frame: the shift with the largest value."
 )
 _SCORE_TEXT = (
     "The convolution score is the share of the attention that a convolution with one tap per head accounts for: 1 for "
@@ -93,8 +93,7 @@ def write_audit(
 
     Args:
         found: The result of `audit`.
-        out: Folder for the files, created if it does not exist. An older audit in it is replaced; other files are
-            kept.
+        out: Output folder, created if it does not exist. An older audit in it is replaced; other files are kept.
         title: Title of the page, such as the name of the model.
         about: One sentence about the model and the images.
         command: The command line that ran the audit; empty if there was none.
@@ -292,11 +291,14 @@ def draw_profiles(layer: LayerAudit, *, title: str) -> Figure:
         extent = (back - 0.5, on + 0.5, down + 0.5, up - 0.5)
         axes.imshow(shown[head], cmap="Blues", vmin=0, vmax=darkest(mass[head], profile.key_count), extent=extent)
         mark_query(axes, (0.0, 0.0))
-        corner = (best[head][-1] - 0.36, (best[head][0] if len(best[head]) == 2 else 0) - 0.36)
-        axes.add_patch(Rectangle(corner, 0.72, 0.72, fill=False, edgecolor=colour_of(1), linewidth=1.3))
+        where = "(nearly uniform)"
+        if not nearly_uniform(mass[head], profile.key_count):
+            where = f"at ({', '.join(map(str, best[head]))})"
+            corner = (best[head][-1] - 0.36, (best[head][0] if len(best[head]) == 2 else 0) - 0.36)
+            axes.add_patch(Rectangle(corner, 0.72, 0.72, fill=False, edgecolor=colour_of(1), linewidth=1.3))
         axes.spines[:].set_linewidth(0.6)
         axes.set_title(f"head {head}", size=8.0, pad=2.5)
-        axes.set_xlabel(f"{mass[head]:.3g} at ({', '.join(map(str, best[head]))})", size=7.0, color=FAINT, labelpad=1.5)
+        axes.set_xlabel(f"{mass[head]:.3g} {where}", size=7.0, color=FAINT, labelpad=1.5)
         axes.set(xlim=(left - 0.5, right + 0.5), ylim=(bottom + 0.5, top - 0.5))
         axes.set(xticks=sorted({left, 0, right}), yticks=sorted({top, 0, bottom}))
         axes.tick_params(labelsize=6.5, length=2.0, pad=1.5, labelleft=place % columns == 0)

@@ -162,8 +162,7 @@ def save(figure: Figure, stem: Path, *, publication: bool = False) -> tuple[Path
     Args:
         figure: The figure.
         stem: Path without a suffix; a dot in its name is kept.
-        publication: Also write `stem.pdf`, remove the figure's title, crop the margins, and keep the text in the SVG
-            file editable.
+        publication: Also write `stem.pdf`, remove the title, crop the margins, and keep text in the SVG editable.
 
     Returns:
         The files: PNG, SVG, and PDF if requested.

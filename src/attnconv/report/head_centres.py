@@ -83,8 +83,7 @@ def draw_centres_over_training(
     """Draw the head centres of one layer with 50 % and 90 % contours at up to six epochs, all at one scale.
 
     Args:
-        history: Pairs of the number of completed epochs and the layer's heads, epochs increasing; epoch 0 is the
-            initialisation.
+        history: Pairs (completed epochs, the layer's heads) with increasing epochs; epoch 0 is the initialisation.
         title: Title of the figure.
         sizes: Rows and columns of positions in the image, which limit the shifts shown; None uses the paper's 16 x 16.
 
@@ -212,8 +211,7 @@ def why_hidden(centre: FloatArray, covariance: FloatArray, view: float, sizes: t
 def choose_view(layers: Collection[HeadGaussians], *, limit: float) -> float:
     """Choose half the side of a square panel for the heads of all layers; it ends between two positions.
 
-    The panel contains 97 % of the centres and the 50 % contours of three heads in four. It has at least 5 x 5 positions
-    and at most `limit`.
+    It contains 97 % of the centres, the 50 % contours of three heads in four, and at least 5 x 5 positions.
     """
     centres = np.concatenate([heads.centres for heads in layers])
     covariances = np.concatenate([heads.covariances for heads in layers])

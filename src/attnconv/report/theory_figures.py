@@ -113,8 +113,7 @@ def _draw_image(axes: Axes, shares: FloatArray, query: tuple[int, int]) -> None:
 def draw_factorisation(factorisation: Factorisation, *, title: str) -> Figure:
     """Draw E_q = Phi A_q for one query, and the remaining difference.
 
-    Colours of E_q range from 0 to 1, colours of the difference at least from -1 to 1, and those of the other matrices
-    up to their largest entry.
+    Colours range to 1 for E_q, at least to -1 and 1 for the difference, and to the largest entry for the others.
 
     Args:
         factorisation: Result of `attnconv.theory.factorise`.
