@@ -166,12 +166,12 @@ def _facts(found: Audit) -> list[tuple[str, str, str]]:
     (most, best), (least, worst) = max(scores), min(scores)
     queries = {(layer.queries, layer.query_count) for layer in found.layers}
     most_queries, of = max(queries)
-    aside = f"{most_queries} queries of each"
+    aside = f"at most {most_queries}" if len(queries) > 1 else f"{most_queries} of {of}"
     return [
-        ("Mean score", f"{fmean(score for score, _ in scores):.2f}", "0 chance, 1 a convolution"),
+        ("Mean score", f"{fmean(score for score, _ in scores):.2f}", "0: chance, 1: convolution"),
         ("Highest score", f"{most:.2f}", best),
         *([("Lowest score", f"{least:.2f}", worst)] if len(scores) > 1 else []),
-        ("Images", f"{found.images:,}", f"at most {aside}" if len(queries) > 1 else f"{aside}, of {of}"),
+        ("Images", f"{found.images:,}", f"{aside} queries per image"),
     ]
 
 
