@@ -63,9 +63,8 @@ class Selection:
 class Explorer:
     """The page with a payload, shown when it is the last value of a cell.
 
-    While the kernel runs, `selection` and `attention` return what the page shows, and `select` changes it. Messages
-    from the page arrive between cells, not while a cell runs. These members and `widget` need the extra `notebook`, and
-    raise an `ImportError` without it.
+    While the kernel runs, `selection` and `attention` return what the page shows, and `select` changes it. The page's
+    messages arrive between cells, not while a cell runs. These members and `widget` need the extra `notebook`.
 
     Args:
         content: The payload's bytes.

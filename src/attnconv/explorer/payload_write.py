@@ -100,15 +100,13 @@ def payload(
         layers: Names of the modules to show; None for all.
         grid: Tokens of the image, (height, width), if the model has no attribute for it.
         prefix: Number of class tokens and registers before the image's tokens, if the model has no attribute for it.
-        budget: Bytes per image, at least 1, split equally between the layers; each layer stores at least one row.
-            Pictures and position tables are not included.
+        budget: Bytes per image, split equally between layers, for everything but pictures and position tables.
 
     Returns:
         The file's content.
 
     Raises:
-        ValueError: An attention layer cannot be read or shown; images are missing, constant or not accepted by the
-            model; or pictures do not match the images.
+        ValueError: Attention cannot be read or shown; images are missing, constant or rejected; or pictures mismatch.
         TypeError: `images` is not a floating point tensor, or `budget` is not an integer.
 
     Example:

@@ -80,8 +80,7 @@ def read_upload(
         channels: 3 for RGB, 1 for grey.
 
     Raises:
-        UnsupportedTypeError: The type is not one of `TYPES` or does not match the bytes, or the picture is an animated
-            WebP.
+        UnsupportedTypeError: The type is not in `TYPES` or does not match the bytes, or it is an animated WebP.
         TooLargeError: It has more than `LARGEST_UPLOAD` bytes or `LARGEST_PICTURE` pixels, or one side is too long.
         PictureError: The picture is broken, or has more than 8 bits per channel.
     """

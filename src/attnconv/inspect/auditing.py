@@ -1,7 +1,6 @@
 """Audit: measure how convolutional each attention layer of a model is on given images.
 
-The model runs batch by batch under `visit_attention`. Each operator is added to its layer's `RunningStatistics` at
-once, so only one layer's operator is in memory at a time.
+The model runs batch by batch under `visit_attention`, with only one layer's operator in memory at a time.
 """
 
 import math

@@ -71,8 +71,7 @@ def visit_attention(
 
     Raises:
         TypeError: An argument has the wrong type.
-        ValueError: An attention layer cannot be read, no attention layer runs, one of `layers` does not run, or the
-            forward pass does not accept the arguments.
+        ValueError: Attention cannot be read, none runs, one of `layers` does not run, or the forward pass fails.
 
     Example:
         >>> block = nn.TransformerEncoderLayer(8, nhead=2, dim_feedforward=8, batch_first=True)

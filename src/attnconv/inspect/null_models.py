@@ -6,8 +6,7 @@ Heads are compared by the cosine of their shift profiles, <p, p'> / (|p| |p'|), 
                 this changes a head's direction, but not how far or how widely it attends
     mirrored    p_h(delta) with one component of delta negated; a layer is symmetric along an axis if every mirrored
                 head has a partner in the layer, another head or itself
-    trend       rho = corr(rank(layer), rank(value)) over all heads, with mean ranks for ties: 1 if every head of a
-                later layer has a larger value
+    trend       rho = corr(rank(layer), rank(value)) over all heads: 1 if every head of a later layer has a larger value
 
 The chance level is the 95 % quantile of the statistic over `DRAWS` random draws with a fixed seed.
 """
@@ -119,8 +118,7 @@ class MirrorSymmetry:
 
     Attributes:
         left_right, up_down: Cosine between a mirrored head and its partner, averaged over heads.
-        chance: 95 % quantile of `left_right - up_down` when the two mirrors are exchanged at random for each head (for
-            each pair, if two heads are each other's partner).
+        chance: 95 % quantile of `left_right - up_down` with mirrors exchanged at random per head (or pair of partners).
     """
 
     left_right: float

@@ -42,8 +42,7 @@ class ShiftProfile:
             variance of A_h[q, q + delta] over queries and images, and n the number of queries of one image.
         constancy: c_h, (h,) float64 from 0 to 1; NaN for a head without mass at the inner queries.
         reach: Smallest and largest shift per axis, in positions.
-        middle: Range of shifts that contains the centre of the receptive field, per axis; more than one shift if a
-            stride does not divide the axis evenly.
+        middle: Smallest and largest candidate for the field's central shift per axis; they differ for some strides.
         key_count: Number of keys m of an image.
     """
 

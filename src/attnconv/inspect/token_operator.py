@@ -65,8 +65,7 @@ def window_layout(
 class TokenOperator(AttentionOperator):
     """Attention of one call in any model, as passed to the function of `visit_attention`.
 
-    Rows are computed on demand, in float32 or higher precision, from the inputs of the model's attention kernel. For an
-    unfused model they are available only inside the visit.
+    Rows are computed on demand, in float32 or higher precision; those of unfused models only inside the visit.
 
     Args:
         source: The rows of the call.
