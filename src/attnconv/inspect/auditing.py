@@ -131,7 +131,8 @@ def audit(
 
     Args:
         model: Any module that `visit_attention` can read. It runs in evaluation mode and without gradients.
-        images: Input of the model, normalised as in training, usually (b, c, height, width); or an iterable of batches.
+        images: Input of the model, normalised as in training, usually (b, c, height, width), batch first; or an
+            iterable of such batches. All images must have one size.
         queries: Maximum number of queries per image, spread evenly. With fewer than 100, chance scores are not small.
         batch: Batch size, at least 1. `content_share` compares the images of a batch, so use at least 2.
         grid: Tokens of the image; see `visit_attention`, also for the next three arguments.

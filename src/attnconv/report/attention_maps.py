@@ -84,7 +84,7 @@ def draw_attention_maps(
         picture: (height, width, 3) image with values in [0, 1], shown above the maps; None for no image.
 
     Raises:
-        ValueError: There is no layer, `zoom` is even or below 1, or `orders` or `picture` is wrong.
+        ValueError: There is no layer, `zoom` is even or below 1, an order misses a head, or `picture` is not RGB.
     """
     if not layers:
         raise ValueError(bad("layers", "must contain the maps of at least one layer", "none"))
