@@ -1,6 +1,7 @@
 """Every figure counts layers and heads from 0, and measures in positions."""
 
 import re
+from typing import Any
 
 import numpy as np
 import pytest
@@ -45,7 +46,7 @@ FIGURE = {
 def test_indices_are_from_0_and_lengths_in_positions(name: str) -> None:
     figure = FIGURE[name]()
     figure.draw_without_rendering()
-    found: list[Text] = figure.findobj(Text)
+    found: list[Any] = figure.findobj(Text)
     texts = [text.get_text() for text in found]
     for kind in ("layer", "head"):
         named = {int(index) for text in texts for index in re.findall(rf"\b{kind} (\d+)", text)}

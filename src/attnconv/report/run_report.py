@@ -203,14 +203,13 @@ def _attention(run: RunData, label: str, figures: FigureFolder) -> Section:
             f"Layer {number}: largest probabilities {np.nanmin(peak):.1%} to {np.nanmax(peak):.1%}."
             for number, peak in enumerate(peaks)
         )
+        keys = run.maps[0].maps[0, 0].numel()
         pale = [
-            f"layer {number}, head {head}"
-            for number, peak in enumerate(peaks)
-            for head, largest in enumerate(peak)
-            if nearly_uniform(largest, run.maps[number].maps[0, 0].numel())
+            (i, h) for i, peak in enumerate(peaks) for h, largest in enumerate(peak) if nearly_uniform(largest, keys)
         ]
         if pale:
-            caption += f" Nearly uniform (below {UNIFORM} / number of positions): {'; '.join(pale)}."
+            named = "; ".join(f"layer {i}, head {h}" for i, h in pale)
+            caption += f" Nearly uniform (below {UNIFORM} / number of positions): {named}."
         figure = draw_query(run.maps, index, title=f"{label}: {what}", zoom=zoom)
         name = f"figure-{5 if zoom else 6 + index:02d}-attention"
         pictures.append(figures.add(figure, name, alt=f"{what.capitalize()}. {words}", caption=f"{caption}{run.unit}"))
