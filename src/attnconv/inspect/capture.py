@@ -318,8 +318,7 @@ class _Visit:
         name, (module, reason) = next(iter(self.refused.items()))
         fix = f"It cannot be read because {reason}."
         if readable := [name for name in self.seen if name not in self.refused]:
-            fix += f" To read the others, pass layers={list(readable)}"
-            fix += ", or skip_unreadable=True to `audit`, which lists the modules that it skips."
+            fix += f" To read only the others, pass layers={list(readable)}; `audit` also accepts skip_unreadable=True."
         requirement = f"the attention of module {name!r} must be readable"
         raise ValueError(bad("model", requirement, type(module).__name__, fix))
 
