@@ -1,6 +1,7 @@
 """Every figure counts layers and heads from 0, and measures in positions."""
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -32,7 +33,7 @@ def profiles() -> Figure:
     return draw_profiles(layer, title="t")
 
 
-FIGURE = {
+FIGURE: dict[str, Callable[[], Figure]] = {
     "maps": query_maps,
     "centres": lambda: draw_centres([HEADS, HEADS], title="t"),
     "training": lambda: draw_centres_over_training([(0, HEADS), (3, HEADS)], title="t"),

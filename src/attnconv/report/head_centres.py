@@ -197,7 +197,7 @@ def why_hidden(centre: FloatArray, covariance: FloatArray, view: float, sizes: t
     if not np.isfinite(covariance).all():
         return _UNIFORM
     variances, directions = np.linalg.eigh((covariance + covariance.T) / 2.0)
-    shifts = np.stack(np.indices(sizes), -1).reshape(-1, 2) - np.array(sizes) // 2 - np.clip(centre, -1e6, 1e6)
+    shifts = np.indices(sizes).reshape(2, -1).T - np.array(sizes) // 2 - np.clip(centre, -1e6, 1e6)
     scores = -0.5 * ((shifts @ directions) ** 2 / np.clip(variances, 1e-12, None)).sum(1)
     if nearly_uniform(1.0 / np.exp(scores - scores.max()).sum(), len(scores)):
         return _UNIFORM
