@@ -142,10 +142,10 @@ def test_what_cannot_be_read_is_left_out_on_request(home: Path, capsys: pytest.C
     words = ["experiments.small_vit:PoolingViT", "--data", "pictures", "--image-size", "32", "--out", "found"]
     status, _, err = call(capsys, *words)
     assert status == 1
-    assert "pass --layers blocks.0.attn,blocks.1.attn, or to `audit` --skip-unreadable" in err
+    assert re.search("pass --layers blocks.0.attn,blocks.1.attn.* --skip-unreadable", err)
     status, out, _ = call(capsys, *words, "--skip-unreadable")
-    assert (status, "Left out attn_pool: 1 queries look at 64 keys" in out) == (0, True)
-    assert "Left out attn_pool" in (home / "found" / "index.html").read_text()
+    assert (status, "Skipped attn_pool: " in out) == (0, True)
+    assert "Skipped attn_pool" in (home / "found" / "index.html").read_text()
 
 
 @pytest.mark.parametrize(("package", "spec"), [("timm", "timm:vit_tiny_patch16_224"), ("transformers", "hf:vit")])
@@ -171,7 +171,7 @@ def test_a_stock_model_at_another_size(package: str, spec: str, home: Path, caps
         ("quadratic-digits --layers none", r"layers: .*got \['none'\]"),
         (
             "of_a_user:bound --data pictures --image-size 12",
-            "It stopped with: made for 224.",
+            ": made for 224.",
         ),
         ("of_a_user:nothing --data pictures --image-size 12", "model: .*got Conv2d"),
     ],

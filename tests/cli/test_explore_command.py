@@ -173,7 +173,7 @@ def test_what_a_model_of_one_size_says_is_passed_on(home: Path, capsys: pytest.C
     words = ["of_an_explorer:bound", "--data", "pictures", "--image-size", "12", "--export", "shown"]
     status, _, err = call(capsys, *words)
     assert status == 1
-    assert "It stopped with: made for 224." in err
+    assert ": made for 224." in err
 
 
 @pytest.mark.parametrize(("flag", "value"), [("images", "0"), ("snapshots", "-1"), ("port", "-1")])

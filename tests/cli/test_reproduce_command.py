@@ -112,7 +112,7 @@ def test_only_some_leaves_the_others_named_and_seeds_are_counted(finished: Path)
     assert here["learned"] is None
     text = (finished / "README.md").read_text(encoding="utf-8")
     command = "attnconv reproduce --scale tiny --seeds 2 --data-root 'some where'"
-    assert f"Figure 5: no run of learned. Made by: {command} --out {finished} --only" in text
+    assert f"Figure 5: no run of learned. To train it: {command} --out {finished} --only" in text
 
 
 def test_observations_of_complete_runs_are_judged_against_their_own_start(finished: Path) -> None:
@@ -124,7 +124,7 @@ def test_observations_of_complete_runs_are_judged_against_their_own_start(finish
     assert rows["overlap: 9 heads"]["problems"] == []  # the start that the seed makes is the recorded one
     assert rows["mirror images"]["verdict"] == "cannot be said"
     text = (finished / "README.md").read_text(encoding="utf-8")
-    assert "Observation 'mirror images': no complete run of learned. Its runs are made by: attnconv reproduce" in text
+    assert "Observation 'mirror images': no complete run of learned. To train its runs: attnconv reproduce" in text
 
 
 def test_what_pruning_alone_costs_is_recorded(

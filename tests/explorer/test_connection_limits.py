@@ -65,7 +65,7 @@ class TestStalls:
         sent = head(running.port, "POST", "/image", "Content-Type: image/png", "Content-Length: 99") + b"x"
         found = rest(begun(running.port, sent))
         assert found.startswith(b"HTTP/1.1 408 ")
-        assert b"image: must arrive at 200,000 bytes a second" in found
+        assert b"image: must arrive at 200,000 bytes per second" in found
 
     def test_a_body_that_comes_byte_by_byte(self, running: Running) -> None:
         stream = begun(running.port, head(running.port, "POST", "/image", "Content-Length: 9999"))

@@ -73,7 +73,7 @@ class TestExport:
         assert export(content, str(path.parent)) == path
 
     def test_nothing_is_written_of_what_is_broken(self, built: Path, tmp_path: Path) -> None:
-        with pytest.raises(ValueError, match="payload: must be a whole safetensors"):
+        with pytest.raises(ValueError, match="payload: must be a complete safetensors"):
             export(small()[:-1], tmp_path / "out")
         assert not (tmp_path / "out").exists()
         with pytest.raises(ValueError, match=r"folder: .*got the file"):
@@ -98,5 +98,5 @@ class TestNotebook:
     def test_wrong_arguments(self, built: Path) -> None:
         with pytest.raises(ValueError, match=r"height: .*got 10"):
             Explorer(small(), height=10)
-        with pytest.raises(ValueError, match="payload: must be a whole safetensors"):
+        with pytest.raises(ValueError, match="payload: must be a complete safetensors"):
             Explorer(b"")

@@ -341,7 +341,7 @@ class TestBroken:
     def test_every_cut_is_refused(self) -> None:
         content = whole()
         for length in {0, 1, 7, 8, 9, 100, *range(200, len(content), 997), len(content) - 1}:
-            with pytest.raises(ValueError, match="payload: must be a whole safetensors"):
+            with pytest.raises(ValueError, match="payload: must be a complete safetensors"):
                 read_payload(content[:length])
 
     def test_foreign_files(self) -> None:
@@ -356,7 +356,7 @@ class TestBroken:
                 read_payload(other)
         with pytest.raises(ValueError, match=r"payload: .*got none"):
             read_payload(save({"x": torch.zeros(1)}))
-        with pytest.raises(ValueError, match="payload: must hold a manifest"):
+        with pytest.raises(ValueError, match=r"payload: .* manifest"):
             read_payload(save({"x": torch.zeros(1)}, {"attnconv": "{"}))
         with pytest.raises(ValueError, match=r"payload: .*\b2\b"):
             read_payload(altered(content, lambda manifest, _: manifest.update(format=2)))
@@ -379,7 +379,7 @@ class TestBroken:
             ),
             (lambda m, t: m["layers"][0].update(sizes=[5, -7]), r"got .*\$.layers\[0\].sizes\[1\]"),
             (lambda m, t: m["layers"][0].update(statistics=[]), r"got .*\$.layers\[0\].statistics"),
-            (lambda m, t: t.pop("0.key"), "must hold the tensor 0.key, got none"),
+            (lambda m, t: t.pop("0.key"), "tensor 0.key, got none"),
             (lambda m, t: t.pop("0.row_scores"), "tensors of layer 0 must be .*row_scores"),
             (lambda m, t: t["0.key"].fill_(math.nan), "tensor 0.key must be finite"),
             (lambda m, t: t.update({"0.key": t["0.key"].float()}), "tensor 0.key must be float16 .*got torch.float32"),

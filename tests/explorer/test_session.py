@@ -52,7 +52,7 @@ def test_grey_models_see_grey() -> None:
 
 def test_pictures_that_tell_nothing_are_refused() -> None:
     layer = SelfAttention2d(3, 4, heads=2)
-    with pytest.raises(ValueError, match="images: must have pixels that differ"):
+    with pytest.raises(ValueError, match=r"images: .*got .*in image 0"):
         session(layer).answer(file_of(Image.new("RGB", (9, 9), (1, 2, 3))), "image/png")
     with pytest.raises(UnsupportedTypeError, match=r"image: .*PNG"):
         session(layer).answer(b"words", "image/png")

@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -126,7 +127,7 @@ class TestNumbers:
         bound, free = audit(model, images(sizes=(24, 24))).layers
         assert bound.position_only
         assert bound.span_residual is None
-        assert bound.span_unknown == "on 16 x 16 positions it stopped with: 24 positions are wanted, not 16"
+        assert re.fullmatch("on 16 x 16 positions .*: 24 positions are wanted, not 16", bound.span_unknown)
         assert bound.numbers()["span_unknown"] == bound.span_unknown
         assert (free.span_residual is None, free.span_unknown) == (False, "")
 
@@ -170,9 +171,9 @@ class TestOptions:
     @pytest.mark.parametrize(
         ("options", "got"),
         [
-            (None, r"none. It says: missing a required (keyword-only )?argument: 'scale'"),
-            ({"size": 1}, "size. It says: "),
-            ({"scale": 1.0, "size": 1}, "scale, size. It stopped with: .*unexpected keyword argument 'size'"),
+            (None, r"none. .*: missing a required (keyword-only )?argument: 'scale'"),
+            ({"size": 1}, "size. .*: missing"),
+            ({"scale": 1.0, "size": 1}, "scale, size. .*: .*unexpected keyword argument 'size'"),
         ],
     )
     def test_that_are_wrong_are_named_and_not_the_images(self, options: Any, got: str) -> None:
@@ -187,8 +188,8 @@ class TestLeftOut:
         assert [layer.name for layer in found.layers] == ["blocks.0.attn", "blocks.1.attn"]
         assert list(found.left_out) == ["attn_pool"]
         reason = found.left_out["attn_pool"]
-        assert reason.startswith("1 queries look at 64 keys")
-        assert str(found).endswith(f"Left out attn_pool: {reason}.")
+        assert re.search(r"\b1\b.*\b64\b", reason)
+        assert str(found).endswith(f"Skipped attn_pool: {reason}.")
         assert found.numbers()["left_out"] == {"attn_pool": reason}
         others = audit(model, images(sizes=(32, 32)), batch=2, layers=["blocks.0.attn", "blocks.1.attn"])
         assert others.numbers()["layers"] == found.numbers()["layers"]
@@ -225,7 +226,7 @@ class TestRefusals:
             audit(PoolingViT(), images(sizes=(32, 32)))
 
     def test_nothing_that_can_be_read(self) -> None:
-        with pytest.raises(ValueError, match=r"model: .*got '1': 1 queries"):
+        with pytest.raises(ValueError, match=r"model: .*got '1': .*queries"):
             audit(nn.Sequential(nn.Flatten(2), AttentionPool(64)), images(sizes=(8, 8)), skip_unreadable=True)
 
     def test_images_of_the_wrong_size(self) -> None:
@@ -245,7 +246,7 @@ class TestRefusals:
     def test_constant_images_are_numbered(self) -> None:
         blank = images(10)
         blank[9] = torch.tensor([0.5, 0.1, 0.7])[:, None, None]  # one colour
-        with pytest.raises(ValueError, match=r"images: .*got one value everywhere in image 9"):
+        with pytest.raises(ValueError, match=r"images: .*got .*in image 9"):
             audit(own(), blank)
 
     @pytest.mark.parametrize("value", [float("nan"), float("inf")])
@@ -289,11 +290,11 @@ class TestRefusals:
 
     def test_tokens_before_the_batch(self) -> None:
         layer = nn.TransformerEncoderLayer(16, 4, 16)
-        with pytest.raises(ValueError, match=r"images: .*got \(30, 2, 16\).*2 sequences"):
+        with pytest.raises(ValueError, match=r"images: .*got .*\(30, 2, 16\).*2 sequences"):
             audit(layer, torch.randn(30, 2, 16), grid=(5, 6), batch=30)
         with pytest.raises(ValueError, match=r"its 8 tokens .*\(8, 2, 16\) has its tokens first"):
             audit(layer, torch.randn(30, 2, 16), grid=(5, 6))
-        with pytest.raises(ValueError, match=r"images: .*got \(30, 1, 16\)"):
+        with pytest.raises(ValueError, match=r"images: .*got .*\(30, 1, 16\)"):
             audit(layer, torch.randn(30, 1, 16), grid=(5, 6), batch=30)
 
 

@@ -167,7 +167,7 @@ class LinearAttention(nn.Module):
 class TestRefusals:
     def test_an_unfused_model_keeps_no_scores(self) -> None:
         operator = only_operator(nn.Sequential(Softmaxed()), torch.randn(1, 2, 3, 3))
-        with pytest.raises(ValueError, match=r"operator: .* must be asked for inside `visit`"):
+        with pytest.raises(ValueError, match=r"operator: .* inside `visit`, got"):
             operator.rows(torch.tensor([0]))
 
     def test_a_softmax_module_is_named_after_its_owner(self) -> None:
@@ -183,7 +183,7 @@ class TestRefusals:
 
     def test_heads_in_the_axis_of_images_are_refused(self) -> None:
         model = Headless(repeats=3)
-        with pytest.raises(ValueError, match=r"got Headless.* 6 sequences for 2 images"):
+        with pytest.raises(ValueError, match=r"got Headless.* 2 images .*\b6 sequences"):
             only_operator(model, torch.randn(2, 2, 3, 4))
 
     def test_scores_of_five_axes_are_refused(self) -> None:
@@ -213,15 +213,15 @@ class TestRefusals:
                 channels = x.flatten(2)[:, None]  # 16 of them, as many as 4 x 4 tokens would be
                 return (channels @ channels.mT).softmax(-1)
 
-        with pytest.raises(ValueError, match=r"module '' .* among channels"):
+        with pytest.raises(ValueError, match=r"module '' .* channels"):
             only_operator(ChannelAttention(), torch.randn(1, 16, 8, 8))
 
     def test_tokens_without_a_grid(self) -> None:
         images = torch.randn(1, 2, 3, 4)
         model = nn.Sequential(nn.AdaptiveAvgPool2d((1, 7)), Kernel())
-        with pytest.raises(ValueError, match=r"module '1' .* 7 tokens .*input \(1, 2, 3, 4\)"):
+        with pytest.raises(ValueError, match=r"module '1' .* 7 tokens .*input .*\(1, 2, 3, 4\)"):
             only_operator(model, images)
-        with pytest.raises(ValueError, match=r"7 tokens .*grid=\(2, 3\), prefix=2, which has 8"):
+        with pytest.raises(ValueError, match=r"7 tokens .*grid=\(2, 3\), prefix=2, .*\b8\b"):
             only_operator(model, images, grid=(2, 3), prefix=2)
         operator = only_operator(model, images, grid=(2, 3))
         assert (operator.grid.sizes, operator.prefix) == ((2, 3), 1)
@@ -232,7 +232,7 @@ class TestRefusals:
 
     def test_of_inputs_that_are_no_images_the_grid_is_asked_for(self) -> None:
         tokens = torch.randn(2, 16, 8)  # 4 x 4 tokens, or a line, or a sentence
-        with pytest.raises(ValueError, match=r"16 tokens .*input \(2, 16, 8\); pass grid="):
+        with pytest.raises(ValueError, match=r"16 tokens .*input .*\(2, 16, 8\); pass grid="):
             only_operator(Attends(), tokens)
         assert only_operator(Attends(), tokens, grid=(2, 8)).grid.sizes == (2, 8)
 
@@ -242,11 +242,11 @@ class TestRefusals:
                 tokens = x.unflatten(-1, (2, -1)).movedim(2, 1).flatten(0, 1)  # heads in the batch
                 return (tokens @ tokens.mT).softmax(-1)
 
-        with pytest.raises(ValueError, match=r"6 sequences for the input \(3, 16, 8\)"):
+        with pytest.raises(ValueError, match=r"6 sequences.* input.* \(3, 16, 8\)"):
             only_operator(Folded(), torch.randn(3, 16, 8), grid=(4, 4))
 
     def test_keys_that_are_no_tokens(self) -> None:
-        with pytest.raises(ValueError, match=r"module 'inner' .* got MultiheadAttention.*keys of its own"):
+        with pytest.raises(ValueError, match=r"module 'inner' .* got MultiheadAttention.*keys .*bias_k"):
             only_operator(Attends(add_bias_kv=True), torch.randn(1, 8, 2, 2))
 
     def test_sequences_that_are_no_images(self) -> None:
@@ -255,13 +255,13 @@ class TestRefusals:
                 tokens = x.flatten(2).mT.reshape(4, 1, 4, 2)
                 return F.scaled_dot_product_attention(tokens, tokens, tokens)
 
-        with pytest.raises(ValueError, match=r"got Cut.* 4 sequences for 1 images"):
+        with pytest.raises(ValueError, match=r"got Cut.* 1 images .*\b4 sequences"):
             only_operator(Cut(), torch.randn(1, 2, 4, 4))
 
     def test_a_scripted_module(self) -> None:
         scripted = torch.jit.trace(nn.ReLU(), torch.zeros(1))
         model, images = nn.Sequential(scripted, Kernel()), torch.randn(1, 2, 3, 3)
-        with pytest.raises(ValueError, match=r"module '0' must be readable, .* compiled script"):
+        with pytest.raises(ValueError, match=r"module '0' must be readable, .* scripted"):
             only_operator(model, images)
         assert only_operator(model, images, layers=["1"]).grid.sizes == (3, 3)
 

@@ -61,7 +61,7 @@ class TestTokensAfterTheImage:
         torch.testing.assert_close(before, model.seen[:, :, :1, 1:13], **tolerance(torch.float32))
 
     def test_of_several_surplus_tokens_the_prefix_is_asked_for(self) -> None:
-        words = r"18 tokens are 6 more .*grid=\(3, 4\); pass prefix="
+        words = r"grid=\(3, 4\) .*\b6 of its 18 tokens; pass prefix="
         with pytest.raises(ValueError, match=words):
             operator_of(Among(1, 5), pictures(), grid=(3, 4))
 
@@ -74,12 +74,12 @@ class TestTokensAfterTheImage:
         operator, rows = operator_of(model, pictures(), grid=(3, 4))
         assert (operator.prefix, operator.suffix) == (4, 0)
         torch.testing.assert_close(rows, model.seen[:, :, 4:, 4:], **tolerance(torch.float32))
-        with pytest.raises(ValueError, match=r"16 tokens are 6 more .*grid=\(2, 5\); pass prefix="):
+        with pytest.raises(ValueError, match=r"grid=\(2, 5\) .*\b6 of its 16 tokens; pass prefix="):
             operator_of(model, pictures(), grid=(2, 5))
 
     def test_a_grid_that_contradicts_a_model_which_has_no_others(self) -> None:
         model = Among(1, 0, patch_size=4)
-        with pytest.raises(ValueError, match=r"6 of its 13 tokens .*grid of \(3, 4\)"):
+        with pytest.raises(ValueError, match=r"6 of its 13 tokens, .*grid is \(3, 4\)"):
             operator_of(model, pictures(), grid=(2, 3), prefix=1)
         assert operator_of(model, pictures(), grid=(4, 3), prefix=1)[0].grid.sizes == (4, 3)
 

@@ -178,14 +178,14 @@ class TestFixedShifts:
     def test_random_attention_holds_none(self) -> None:
         torch.manual_seed(0)
         layer = statistics_of(from_conv(nn.Conv2d(2, 2, 3, padding=1), alpha=0.01))
-        assert table_of_fixed_shifts({"m": [layer]}).table.rows == (("m", "1", "0 of 9", "none"),)
+        assert table_of_fixed_shifts({"m": [layer]}).table.rows == (("m", "0", "0 of 9", "none"),)
 
     def test_broken_numbers_are_not_fixed(self) -> None:
         layer = statistics_of(from_conv(nn.Conv2d(2, 2, 1)))
         found = table_of_fixed_shifts({"m": [replace(layer, constancy=torch.full((1,), math.nan).double())]})
-        assert found.table.rows == (("m", "1", "0 of 1", "none"),)
+        assert found.table.rows == (("m", "0", "0 of 1", "none"),)
 
     def test_the_table_names_head_shift_and_mass(self) -> None:
         layer = statistics_of(from_conv(nn.Conv2d(2, 2, 1)))
         one = replace(layer, best_shift=torch.tensor([[0, -1]]), shift_mass=torch.tensor([0.8]).double())
-        assert table_of_fixed_shifts({"one": [one]}).table.rows == (("one", "1", "1 of 1", "head 0 at (0, -1): 80%"),)
+        assert table_of_fixed_shifts({"one": [one]}).table.rows == (("one", "0", "1 of 1", "head 0 at (0, -1): 80%"),)

@@ -14,7 +14,7 @@ from tests.report.making import outside, overlaps, text_boxes
 
 def layer_of(heads: int, rows: int, columns: int, query: tuple[float, float] = (0.0, 0.0), seed: int = 0) -> LayerMaps:
     maps = np.random.default_rng(seed).random((heads, rows, columns)) ** 8
-    return LayerMaps(f"layer {seed + 1}", maps / maps.sum((1, 2), keepdims=True), query)
+    return LayerMaps(f"layer {seed}", maps / maps.sum((1, 2), keepdims=True), query)
 
 
 @pytest.mark.parametrize(
@@ -23,21 +23,41 @@ def layer_of(heads: int, rows: int, columns: int, query: tuple[float, float] = (
 )
 def test_texts_neither_meet_nor_leave_the_page(heads: int, rows: int, columns: int, layers: int) -> None:
     maps = [layer_of(heads, rows, columns, seed=seed) for seed in range(layers)]
-    figure = draw_attention_maps(maps, title="a run whose name is rather long: attention of the query pixel in row 1")
+    figure = draw_attention_maps(maps, title="a run whose name is rather long: attention of the query in row 0")
     assert overlaps(figure) == []
     assert outside(figure) == []
 
 
-def test_most_concentrated_head_comes_first_and_broken_ones_last() -> None:
-    maps = np.full((4, 2, 2), 0.25)
-    maps[1] = [[0.9, 0.1], [0.0, 0.0]]
-    maps[2, 0, 0] = np.nan
-    maps[3] = [[0.0, 1.0], [0.0, 0.0]]
-    assert reading_order(maps) == [3, 1, 0, 2]
+def test_heads_are_sorted_by_the_number_that_is_printed_and_broken_ones_come_last() -> None:
+    maps = np.full((5, 2, 2), 0.25)
+    maps[1] = [[0.4, 0.4], [0.2, 0.0]]  # of less entropy than the next
+    maps[2] = [[0.42, 0.2], [0.19, 0.19]]
+    maps[3, 0, 0] = np.nan
+    maps[4] = [[0.0, 1.0], [0.0, 0.0]]
+    assert reading_order(maps) == [4, 2, 1, 0, 3]
+
+
+def test_the_note_claims_an_order_only_where_there_is_one() -> None:
+    layer = layer_of(3, 4, 4)
+    order = reading_order(layer.maps)
+    for given, claimed in ((None, True), ([order], True), ([order[::-1]], False)):
+        texts = " ".join(text for text, _ in text_boxes(draw_attention_maps([layer], title="t", orders=given)))
+        assert ("sorted by their largest probability" in " ".join(texts.split())) is claimed
+
+
+def test_a_nearly_uniform_head_is_pale_and_the_note_says_so() -> None:
+    maps = np.full((2, 4, 4), 1 / 16)
+    maps[1] = np.eye(16)[5].reshape(4, 4)
+    figure = draw_attention_maps([LayerMaps("layer 0", maps, (0.0, 0.0))], title="t")
+    sharp, pale = figure.axes[0].images
+    assert (sharp.get_clim(), pale.get_clim()) == ((0.0, 1.0), (0.0, 0.25))
+    shade = pale.to_rgba(np.array([1 / 16]))[0, :3]
+    assert shade.min() > 0.7  # a quarter of the way from white to dark blue
+    assert "nearly uniform heads are pale" in " ".join(" ".join(t for t, _ in text_boxes(figure)).split())
 
 
 def test_labels_name_heads_and_peaks() -> None:
-    maps = LayerMaps("layer 1", [[[0.5, 0.5]], [[0.96, 0.04]], [[np.nan, 0.0]]], (0.0, 0.0))
+    maps = LayerMaps("layer 0", [[[0.5, 0.5]], [[0.96, 0.04]], [[np.nan, 0.0]]], (0.0, 0.0))
     texts = [text for text, _ in text_boxes(draw_attention_maps([maps], title="t"))]
     assert [text for text in texts if text.isdigit() or text.endswith("%") or text == "NaN"] == [
         "1",
@@ -63,9 +83,9 @@ def colours_within(figure: Figure, shape: tuple[int, int]) -> FloatArray:
 
 
 def test_zoom_centres_on_the_query_and_leaves_the_outside_blank() -> None:
-    maps = LayerMaps("layer 1", np.arange(1.0, 37.0).reshape(1, 6, 6) / 666.0, (0.0, 5.0))
+    maps = LayerMaps("layer 0", np.arange(1.0, 37.0).reshape(1, 6, 6) / 36.0, (0.0, 5.0))
     figure = draw_attention_maps([maps], title="t", zoom=3)
-    np.testing.assert_allclose(figure.axes[0].images[0].get_clim(), (0.0, 36.0 / 666.0))  # of the whole map
+    np.testing.assert_allclose(figure.axes[0].images[0].get_clim(), (0.0, 1.0))  # of the whole map
     grey = np.array(to_rgb("#eef0f2")) * 255
     blues = matplotlib.colormaps["Blues"](np.array([[5, 6], [11, 12]]) / 36)[..., :3] * 255
     expected = np.broadcast_to(grey, (3, 3, 3)).copy()
@@ -74,7 +94,7 @@ def test_zoom_centres_on_the_query_and_leaves_the_outside_blank() -> None:
 
 
 def test_whole_window_outside_the_image_is_blank() -> None:
-    far = LayerMaps("layer 1", np.full((1, 2, 2), 0.25), (30.0, 30.0))
+    far = LayerMaps("layer 0", np.full((1, 2, 2), 0.25), (30.0, 30.0))
     shown = colours_within(draw_attention_maps([far], title="t", zoom=3), (3, 3))
     np.testing.assert_allclose(shown - np.array(to_rgb("#eef0f2")) * 255, 0.0, atol=1.5)
 
@@ -86,7 +106,7 @@ def test_given_orders_are_kept() -> None:
 
 
 def test_a_picture_is_above_its_maps() -> None:
-    layers = [LayerMaps("layer 1", np.full((3, 8, 8), 1 / 64), (2.0, 5.0))]
+    layers = [LayerMaps("layer 0", np.full((3, 8, 8), 1 / 64), (2.0, 5.0))]
     figure = draw_attention_maps(layers, title="t", picture=np.zeros((16, 16, 3)))
     assert overlaps(figure) == []
     bare = draw_attention_maps(layers, title="t")
@@ -106,5 +126,5 @@ def test_bad_input() -> None:
         draw_attention_maps([layer], title="t", orders=[[0, 0]])
     for shape in ((3, 3), (0, 3, 3), (2, 3, 0)):
         with pytest.raises(ValueError, match="maps: must have the shape") as caught:
-            LayerMaps("layer 1", np.zeros(shape), (0.0, 0.0))
+            LayerMaps("layer 0", np.zeros(shape), (0.0, 0.0))
         assert str(shape) in str(caught.value)

@@ -1,5 +1,6 @@
 """The page of an audit: its files, its words, and figures in which no text meets another."""
 
+import csv
 import json
 import re
 from dataclasses import replace
@@ -38,7 +39,7 @@ def folder(found: Audit, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 class TestPage:
     def test_every_figure_is_there_twice(self, folder: Path) -> None:
-        stems = ["heads-01-0", "heads-02-1", "heads-03-2", "heads-04-3", "heads-05-4", "scores"]
+        stems = [*(f"heads-0{layer}-{layer}" for layer in range(5)), "scores"]
         files = sorted(path.name for path in (folder / "figures").iterdir())
         assert files == [f"{stem}.{kind}" for stem in stems for kind in ("png", "svg")]
 
@@ -51,7 +52,7 @@ class TestPage:
     def test_says_what_was_left_out(self, tmp_path: Path) -> None:
         found = audit(PoolingViT(), torch.randn(2, 3, 32, 32), skip_unreadable=True)
         page = write_audit(found, tmp_path, title="pooled").read_text(encoding="utf-8")
-        assert '<p class="note">Left out attn_pool: 1 queries look at 64 keys' in page
+        assert '<p class="note">Skipped attn_pool: ' in page
         assert json.loads((tmp_path / "audit.json").read_text())["left_out"] == dict(found.left_out)
 
     def test_needs_nothing_else(self, folder: Path) -> None:
@@ -77,6 +78,30 @@ class TestPage:
         numbers = json.loads((folder / "audit.json").read_text(encoding="utf-8"))
         assert numbers == json.loads(json.dumps({"title": "five <layers>", **found.numbers()}))
 
+    def test_rows_as_csv(self, folder: Path, found: Audit) -> None:
+        with (folder / "audit.csv").open(encoding="utf-8", newline="") as file:
+            written = list(csv.DictReader(file))
+        rows = found.rows()
+        assert [(row["layer"], row["head"]) for row in written[:7]] == [("0", str(head)) for head in range(7)]
+        assert len(written) == len(rows) == sum(len(layer.statistics.entropy) for layer in found.layers)
+        first, statistics = written[2], found.layers[0].statistics
+        assert float(first["shift_mass"]) == float(statistics.shift_mass[2])
+        assert [int(first[f"best_shift_{axis}"]) for axis in (0, 1)] == statistics.best_shift[2].tolist()
+        assert float(first["covariance_0_1"]) == float(statistics.covariance[2, 0, 1])
+        assert (float(first["convolution_score"]), first["sizes"]) == (statistics.convolution_score, "17 x 12")
+
+    def test_publication(self, found: Audit, tmp_path: Path) -> None:
+        page = write_audit(Audit(found.layers[:1], 2), tmp_path, title="one", publication=True).read_text("utf-8")
+        assert (tmp_path / "figures" / "heads-00-0.pdf").is_file()
+        assert 'href="figures/scores.pdf">PDF</a>' in page
+
+    def test_nearly_uniform_heads_are_named(self, tmp_path: Path) -> None:
+        torch.manual_seed(0)
+        tokens = torch.randn(2, 30, 8)
+        found = audit(nn.TransformerEncoderLayer(8, 2, 8, batch_first=True).eval(), 0.1 * tokens, grid=(6, 5))
+        page = write_audit(found, tmp_path, title="uniform").read_text(encoding="utf-8")
+        assert "Nearly uniform (no shift has twice the uniform attention 1/30): heads 0, 1." in page
+
     def test_three_axes_are_named_and_not_drawn(self, tmp_path: Path) -> None:
         write_audit(of_axes(SelfAttention3d(3, 3, heads=2), 4, 5, 6), tmp_path, title="three")
         page = (tmp_path / "index.html").read_text(encoding="utf-8")
@@ -89,13 +114,18 @@ class TestPage:
         mine.write_bytes(b"")
         write_audit(Audit(found.layers[1:2], found.images), tmp_path, title="one")
         assert sorted(path.name for path in mine.parent.iterdir()) == [
-            "heads-01-1.png",
-            "heads-01-1.svg",
+            "heads-00-1.png",
+            "heads-00-1.svg",
             "heads-of-mine.png",
             "scores.png",
             "scores.svg",
         ]
-        assert sorted(path.name for path in tmp_path.iterdir()) == ["audit.json", "figures", "index.html"]
+        assert sorted(path.name for path in tmp_path.iterdir()) == [
+            "audit.csv",
+            "audit.json",
+            "figures",
+            "index.html",
+        ]
 
 
 class TestFigures:
@@ -151,5 +181,5 @@ class TestReach:
         for head, mass in enumerate(layer.statistics.profile.mass.numpy()):
             image = shown[f"head {head}"]
             np.testing.assert_array_equal(np.asarray(image.get_array()), mass)
-            assert image.get_clim() == (0, mass.max())
+            assert image.get_clim() == (0, max(mass.max(), 4 / 204))
             assert tuple(image.get_extent()) == (-6.5, 6.5, 8.5, -8.5)  # 17 x 12 tokens

@@ -1,3 +1,4 @@
+import re
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
@@ -19,6 +20,18 @@ def test_both_files_are_written_and_alike_each_time(tmp_path: Path) -> None:
     assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
     assert ET.parse(first[1]).getroot().tag.endswith("svg")
     assert b"date" not in first[1].read_bytes()
+
+
+def test_for_publication_there_is_a_pdf_no_title_and_text_that_can_be_edited(tmp_path: Path) -> None:
+    files = save(draw_centres([HEADS], title="a title"), tmp_path / "figure", publication=True)
+    again = save(draw_centres([HEADS], title="a title"), tmp_path / "again", publication=True)
+    assert [path.name for path in files] == ["figure.png", "figure.svg", "figure.pdf"]
+    assert [path.read_bytes() for path in files] == [path.read_bytes() for path in again]
+    drawing = files[1].read_text(encoding="utf-8")
+    assert ("a title" in drawing, re.search(r"<text[^>]*>layer 0</text>", drawing) is not None) == (False, True)
+    assert files[2].read_bytes().startswith(b"%PDF")
+    plain = save(draw_centres([HEADS], title="a title"), tmp_path / "plain")
+    assert "<text" not in plain[1].read_text(encoding="utf-8")
 
 
 def test_settings_of_the_user_are_neither_used_nor_changed(tmp_path: Path) -> None:

@@ -59,10 +59,10 @@ def test_a_panel_holds_two_ellipses_and_one_mark_per_head() -> None:
 def test_heads_that_cannot_be_drawn_are_counted() -> None:
     figure = draw_centres([heads_of(9, broken=True)], title="t", sizes=(16, 16))
     (panel,) = figure.axes
-    hidden = "1 head not a number\n1 head outside the view\n1 head wider than the view\n"
-    assert panel.get_xlabel() == f"{hidden}column shift (pixels)"
+    hidden = "1 head nearly uniform\n1 head not a number\n1 head outside the view\n"
+    assert panel.get_xlabel() == f"{hidden}column shift (positions)"
     (panel,) = draw_centres([heads_of(2)], title="t").axes
-    assert panel.get_xlabel() == "column shift (pixels)"
+    assert panel.get_xlabel() == "column shift (positions)"
 
 
 def test_layers_without_heads_can_be_drawn() -> None:
@@ -117,7 +117,7 @@ def test_singular_covariance_gives_a_line_and_a_huge_one_is_cut() -> None:
 
 
 def seen(heads: HeadGaussians, view: float) -> list[str]:
-    return [why_hidden(*head, view) for head in zip(heads.centres, heads.covariances, strict=True)]
+    return [why_hidden(*head, view, (16, 16)) for head in zip(heads.centres, heads.covariances, strict=True)]
 
 
 def test_hidden_heads() -> None:
@@ -137,8 +137,8 @@ def test_hidden_heads() -> None:
     expected = [
         "",
         "outside the view",
-        "wider than the view",
-        "wider than the view",
+        "nearly uniform",
+        "nearly uniform",
         "not a number",
         "not a number",
         "not a number",

@@ -42,7 +42,7 @@ def read(html: str) -> Reader:
 def test_every_text_is_escaped(tmp_path: Path) -> None:
     svg = tmp_path / "a.svg"
     svg.write_text("<svg/>")
-    picture = Picture(png=tmp_path / "a & b.png", svg=svg, width=5.0, alt=NASTY, caption=NASTY)
+    picture = Picture((tmp_path / "a & b.png", svg), width=5.0, alt=NASTY, caption=NASTY)
     page = Page(
         title=NASTY,
         lead=NASTY,

@@ -25,8 +25,8 @@ def quadratic(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_all_figures_of_a_quadratic_model(quadratic: Path) -> None:
     assert figures(quadratic) == [
         "figure-02-accuracy",
+        "figure-03-centres-over-training-layer-0",
         "figure-03-centres-over-training-layer-1",
-        "figure-03-centres-over-training-layer-2",
         "figure-04-centres",
         "figure-05-attention",
         "figure-06-attention",
@@ -76,7 +76,7 @@ def test_numbers_settings_and_origin_are_told(quadratic: Path) -> None:
 def test_alt_texts_tell_what_is_seen(quadratic: Path) -> None:
     alts = [str(image["alt"]) for image in read(quadratic.read_text(encoding="utf-8")).all("img")]
     assert "train 60.0% after epoch 3; validation 75.0% after epoch 3" in alts[0]
-    assert "Layer 2: 4 heads, centres" in alts[1]
+    assert all(f"Layer {layer}: 4 heads, centres" in alts[1] for layer in (0, 1))
     assert "largest probabilities" in alts[-1]
 
 
@@ -103,6 +103,13 @@ def test_content_is_averaged_over_the_test_images(tmp_path: Path) -> None:
     assert "mean of 100 test images" in read(page.read_text(encoding="utf-8")).text
 
 
+def test_captions_tell_the_size_of_a_position(quadratic: Path, tmp_path: Path) -> None:
+    words = "One position is 2 x 2 pixels."
+    page = write_report(make_run(tmp_path / "run", replace(SMALL, downsampling=2)).path)
+    assert words in read(page.read_text(encoding="utf-8")).text
+    assert "One position is" not in read(quadratic.read_text(encoding="utf-8")).text
+
+
 def test_a_network_without_attention_has_only_curves(tmp_path: Path) -> None:
     page = write_report(make_run(tmp_path / "run", SMALL_RESNET).path)
     assert figures(page) == ["figure-02-accuracy"]
@@ -123,8 +130,8 @@ def test_a_run_that_is_still_going(tmp_path: Path) -> None:
     run.last_weights.unlink()
     page = write_report(run.path)
     text = read(page.read_text(encoding="utf-8")).text
-    assert "this is what it was after epoch 1 of 3" in text
-    assert "The run has not written any weights yet" in text
+    assert "epoch 1 of 3" in text
+    assert "has not written any weights" in text
     assert "25.00%" in text
 
 

@@ -60,7 +60,7 @@ def test_the_four_matrices_are_those_of_the_query() -> None:
     assert ticks[:2] == ["(-1, -1)", "(-1, 0)"]
     texts = [text for text, _ in text_boxes(figure)]
     assert any(f"|E_q − Φ A_q| / |E_q| = {factors.residual:.2f}" in text for text in texts)
-    assert any("Query (2, 2) over 4 x 5 pixels" in text for text in texts)
+    assert any("Query (2, 2) on 4 x 5 positions" in text for text in texts)
 
 
 def test_the_sign_says_whether_the_factors_are_equal() -> None:

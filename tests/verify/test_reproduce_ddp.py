@@ -18,7 +18,7 @@ def test_two_processes_reproduce_together(tmp_path: Path) -> None:
     first, pruned = (RunFolder(tmp_path / "runs" / name) for name in (SOURCE_RUN, PRUNED))
     assert first.result() is not None
     result = pruned.result()
-    assert (result is not None and "start" in result) or "not trained, since" in said
+    assert (result is not None and "start" in result) or "not trained, because" in said
     assert call(words).count("already complete") == (1 if result is None else 2)
 
 

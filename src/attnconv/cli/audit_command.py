@@ -35,6 +35,7 @@ class Arguments(AttentionOptions):
         skip_unreadable: Skip and list attention layers that cannot be read, such as pooling heads, instead of raising
             an error.
         out: Output folder, which must be new or from an earlier audit. The default is audits/MODEL.
+        publication: Also write the figures as PDF, omit their titles, and keep the text in SVG files editable.
     """
 
     model: Positional[str]
@@ -42,6 +43,7 @@ class Arguments(AttentionOptions):
     queries: Natural = 256
     skip_unreadable: bool = False
     out: Path | None = None
+    publication: bool = False
 
 
 def run(arguments: Arguments) -> None:
@@ -78,4 +80,5 @@ def run(arguments: Arguments) -> None:
     print_text(f"{meaning}; mean {sum(scores) / len(scores):.3f}.")
     mark(out)
     command = shlex.join(["attnconv", *sys.argv[1:]])
-    print(f"Audit: {write_audit(found, out, title=arguments.model, about=about, command=command, notes=notes)}")
+    texts = {"title": arguments.model, "about": about, "command": command}
+    print(f"Audit: {write_audit(found, out, **texts, notes=notes, publication=arguments.publication)}")

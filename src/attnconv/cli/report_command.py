@@ -20,10 +20,12 @@ class Arguments:
     Attributes:
         run: Run folder of `attnconv train`; the training need not be complete.
         out: Output folder, which must be new or from an earlier report. The default is RUN/report.
+        publication: Also write the figures as PDF, omit their titles, and keep the text in SVG files editable.
     """
 
     run: Positional[Path]
     out: Path | None = None
+    publication: bool = False
 
 
 def run(arguments: Arguments) -> None:
@@ -35,4 +37,4 @@ def run(arguments: Arguments) -> None:
     if arguments.out is not None:
         RunFolder(arguments.run).settings()  # raises before the output folder is created
         mark(arguments.out)
-    print(f"Report: {write_report(arguments.run, arguments.out)}")
+    print(f"Report: {write_report(arguments.run, arguments.out, publication=arguments.publication)}")

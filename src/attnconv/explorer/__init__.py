@@ -1,10 +1,10 @@
-"""The explorer: a page that shows what the heads of a model do.
+"""Explorer: an interactive page that shows a model's attention heads.
 
-payload -> read_payload, attention_row     one file with the numbers that the page shows
+payload -> read_payload, attention_row     one file with the data that the page shows
 export                                     a folder that opens from disk and can be hosted
-example                                    the payload that comes with the package
-explore, Selection                         the page in a notebook, and its selection
-app, listen, server_for                    a server for this machine only, which accepts a visitor's images
+example                                    the payload shipped with the package
+explore, Selection                         the page in a notebook, and its current selection
+app, listen, server_for                    a local server, which accepts uploaded images
 """
 
 from attnconv._util.exports import attach

@@ -1,9 +1,9 @@
-"""The page in a notebook: an iframe in the cell's HTML output, which stays in a saved notebook and needs no kernel.
+"""The explorer in a notebook: an iframe in the HTML output, which is saved with the notebook and needs no kernel.
 
     page -> widget.js -> told          the page's selection
-    asked -> widget.js -> page         the place to show
+    asked -> widget.js -> page         the selection to show
 
-Where anywidget is installed, a widget is the channel between that frame, which it finds by its mark, and Python.
+If anywidget is installed, a widget connects Python to that iframe, which it finds by its mark.
 """
 
 import contextlib
@@ -38,15 +38,15 @@ Index: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
 @final
 @dataclass(frozen=True)
 class Selection:
-    """One head and one query of a payload, as the page shows them.
+    """The head and query that the page shows. All indices are from 0.
 
     Attributes:
-        layer: Number of the layer, from 0.
-        name: Of the layer, in the model.
-        head: Number of the head, from 0: the enlarged one, or the last enlarged one.
-        query: Row and column of the query, in tokens of the layer. Where not every row is stored, the nearest that is.
-        image: Number of the image; None for the mean over all.
-        time: Number of the moment of the training.
+        layer: Index of the layer.
+        name: Name of the layer in the model.
+        head: Index of the enlarged head, or of the last one that was enlarged.
+        query: Row and column on the layer's grid of tokens; if rows are missing, the nearest stored query.
+        image: Index of the image; None for the mean over all images.
+        time: Index of the snapshot.
         part: Scores in the softmax.
     """
 
@@ -61,22 +61,21 @@ class Selection:
 
 @final
 class Explorer:
-    """The page with a payload, shown where it is the last value of a cell.
+    """The page with a payload, shown when it is the last value of a cell.
 
-    While a kernel runs, `selection` and `attention` are what the page shows, and `select` moves it. The page's messages
-    arrive between cells, not while one runs. These and `widget` need the extra `notebook`, and raise an `ImportError`
-    without it.
+    While the kernel runs, `selection` and `attention` return what the page shows, and `select` changes it. The page's
+    messages arrive between cells, not while a cell runs. These members and `widget` need the extra `notebook`.
 
     Args:
         content: The payload's bytes.
         height: Height of the frame in pixels, at least 200.
 
     Attributes:
-        content: The same bytes: `export(explorer.content, "folder")` writes them as a page.
+        content: The payload's bytes; `export(explorer.content, "folder")` writes them as a page.
 
     Raises:
-        ValueError: The payload is broken, or the frame too low.
-        FileNotFoundError: The package holds no page.
+        ValueError: The payload is invalid, or `height` is below 200.
+        FileNotFoundError: The package contains no page.
     """
 
     def __init__(self, content: bytes, *, height: int = HEIGHT) -> None:
@@ -86,25 +85,25 @@ class Explorer:
         self._page = with_payload(find_page(), content)
         title = f"attnconv explorer: {self._payload.title}"
         self._frame: dict[str, Any] = {"mark": uuid.uuid4().hex, "title": title, "height": height, "sandbox": SANDBOX}
-        self._pending: dict[str, Any] = {}  # the last question until it is answered
+        self._pending: dict[str, Any] = {}  # the last request until the page answers it
 
     @property
     def selection(self) -> Selection | None:
-        """The page's selection; None until the page has sent it, and while it shows another payload."""
+        """The page's current selection; None until the page has sent it, and while it shows another payload."""
         return selection_in(self._payload, self._channel.told)
 
     def attention(self) -> Float64[Tensor, "height width"]:
-        """The probabilities of the selected head and query over the tokens: the page's own numbers, after the softmax.
+        """Return the attention probabilities of the selected head and query over the tokens.
 
-        They are `attention_row` of the selection, or its mean where the page shows the mean over all images.
+        This is `attention_row` of the selection, or its mean if the page shows the mean over all images.
 
         Raises:
-            ValueError: Nothing is selected, or the layer has no such part.
+            ValueError: Nothing is selected, or the layer does not have the selected part.
         """
         selection = self.selection
         if selection is None:
-            fix = "Make the explorer the last value of a cell; it tells once the page is there and that cell has ended."
-            raise ValueError(bad("selection", "must have been told by the page", "none", fix))
+            fix = "Make the explorer the last value of a cell, and read the selection in a later cell."
+            raise ValueError(bad("selection", "must have been sent by the page", "none", fix))
         return attention_of(self._payload, selection)
 
     def select(
@@ -115,15 +114,15 @@ class Explorer:
         query: Place | None = None,
         image: SupportsIndex | None = None,
     ) -> None:
-        """Move the page; what is not given stays as it is. A page that is not shown yet moves once it is.
+        """Change the page's selection; arguments that are None keep their value.
 
-        Calls that follow each other add up, within a cell and before the page is shown.
+        If the page is not shown yet, the change applies when it is. Consecutive calls are combined.
 
         Args:
-            layer: Number of the layer, or its name in the model; with it a head is enlarged.
-            head: Number of the head to enlarge, of the selected layer if none is given.
-            query: Row and column in tokens of the layer; the query stays there until it is released.
-            image: Number of the image.
+            layer: Index of the layer, or its name in the model. One of its heads is enlarged.
+            head: Index of the head to enlarge, in the selected layer if `layer` is None.
+            query: Row and column on the layer's grid of tokens. The query is locked until the visitor releases it.
+            image: Index of the image.
 
         Raises:
             TypeError, ValueError: The payload has no such layer, head, query or image.
@@ -134,8 +133,8 @@ class Explorer:
 
     @property
     def widget(self) -> Any:
-        """The page as an anywidget: for layouts of ipywidgets, and front ends that start widgets when shown."""
-        self._channel.page = self._page  # sent on demand: the HTML output holds the page already
+        """The page as an anywidget, for ipywidgets layouts and for front ends that start only displayed widgets."""
+        self._channel.page = self._page  # sent on demand, since the HTML output contains the page already
         return self._channel
 
     @functools.cached_property
@@ -145,19 +144,19 @@ class Explorer:
         return channel
 
     def _hear(self, change: Any) -> None:
-        """Every message but the first answers a question or is a later move of the visitor: nothing is pending then."""
+        """Clear the pending request: every message but the first is an answer to it, or a later move of the visitor."""
         if change.old is not None:
             self._pending = {}
 
     def _repr_html_(self) -> str:
-        """A frame that holds the whole page."""
+        """Return an iframe that contains the whole page."""
         source, title = html.escape(self._page), html.escape(self._frame["title"])
         style = f"width: 100%; height: {self._frame['height']}px; border: 0"
         known = f'data-attnconv="{self._frame["mark"]}" title="{title}" style="{style}"'
         return f'<iframe srcdoc="{source}" sandbox="{SANDBOX}" {known}></iframe>'
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
-        """The same frame, with the channel opened where anywidget is installed."""
+        """Return the same iframe, and open the channel if anywidget is installed."""
         with contextlib.suppress(ImportError):
             _ = self._channel
         return {"text/plain": repr(self), "text/html": self._repr_html_()}
@@ -168,7 +167,7 @@ class Explorer:
 
 @functools.cache
 def channel_class() -> Any:
-    """The widget's class, whose traits anywidget keeps equal in Python and in the notebook."""
+    """Return the widget's class; anywidget synchronises its traits between Python and the notebook."""
     try:
         import anywidget
         import traitlets
@@ -179,8 +178,8 @@ def channel_class() -> Any:
     class Channel(anywidget.AnyWidget):
         _esm = Path(__file__).with_name("widget.js").read_text(encoding="utf-8")
         mark: Any = traitlets.Unicode().tag(sync=True)
-        told: Any = traitlets.Any(default_value=None, allow_none=True).tag(sync=True)  # its last message, unchecked
-        # The number of questions, since the same one again would be no change, and the last one.
+        told: Any = traitlets.Any(default_value=None, allow_none=True).tag(sync=True)  # last message, not validated
+        # The number of requests and the last one; without the number, a repeated request would not be a change.
         asked: Any = traitlets.List(default_value=[0, {}]).tag(sync=True)
         page: Any = traitlets.Unicode().tag(sync=True)
         title: Any = traitlets.Unicode().tag(sync=True)
@@ -193,18 +192,18 @@ def channel_class() -> Any:
 def explore(
     model: nn.Module, images: Tensor | None = None, *, title: str = "", height: int = HEIGHT, **options: Any
 ) -> Explorer:
-    """Show in a notebook what the heads of a model do.
+    """Show the attention heads of a model in a notebook.
 
     Args:
-        model: Any module with attention that `visit_attention` reads.
-        images: Its input, (b, c, height, width); None for a model that looks at positions only. Each image adds its
-            queries and keys to the notebook, so take few.
-        title: Heading; empty for the model's class.
+        model: Any module that `visit_attention` can read.
+        images: Input of the model, (b, c, height, width); None if all attention depends on positions only. The
+            notebook stores the queries and keys of every image, so pass only a few.
+        title: Heading; the model's class if empty.
         height: Height of the frame in pixels.
         options: Further arguments of `payload`: `pictures`, `layers`, `grid`, `prefix`, `snapshots`, `budget`.
 
     Returns:
-        An object that notebooks show as the page. Errors are those of `payload` and `Explorer`.
+        An object that notebooks display as the page. Raises the errors of `payload` and `Explorer`.
 
     Example:
         >>> from attnconv import SelfAttention2d
@@ -215,7 +214,7 @@ def explore(
 
 
 def selection_in(payload: Payload, told: object) -> Selection | None:
-    """The selection in a page's message, which is not trusted; None where it is not one of the payload."""
+    """Validate the selection in a page's message; return None if the payload has no such selection."""
     try:
         found = msgspec.convert({**told, "name": ""} if isinstance(told, Mapping) else told, Selection)
     except msgspec.ValidationError:
@@ -233,7 +232,7 @@ def selection_in(payload: Payload, told: object) -> Selection | None:
 
 
 def attention_of(payload: Payload, selection: Selection) -> Float64[Tensor, "height width"]:
-    """Probabilities of a selection over the tokens: one row, or the mean of the rows of all images."""
+    """Return the probabilities of a selection over the tokens: one row, or the mean of the rows of all images."""
     row, column = selection.query
     query = row * payload.layers[selection.layer].sizes[1] + column
     images = range(max(1, len(payload.names))) if selection.image is None else (selection.image,)
@@ -243,16 +242,16 @@ def attention_of(payload: Payload, selection: Selection) -> Float64[Tensor, "hei
 
 
 def question(payload: Payload, shown: Selection | None, *, pending: Mapping[str, Any], **places: Any) -> dict[str, Any]:
-    """The message that asks a page for some places, the arguments of `Explorer.select`.
+    """Return the message that requests a selection, given the arguments of `Explorer.select`.
 
-    It repeats the pending message, the one before if the page has not answered it: the page needs the last one only.
+    It includes the pending request, so that the page only needs the last message.
     """
     layer, head, query, image = (places.get(name) for name in ("layer", "head", "query", "image"))
     before = pending.get("layer", 0 if shown is None else shown.layer)
     names = [known.name for known in payload.layers]
     if isinstance(layer, str) and layer not in names:
         some = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
-        raise ValueError(bad("layer", f"must be one of the payload's ({some})", repr(layer)))
+        raise ValueError(bad("layer", f"must be a layer of the payload ({some})", repr(layer)))
     place = names.index(layer) if isinstance(layer, str) else layer
     index = before if place is None else whole("layer", place, 0, len(names) - 1)
     chosen, message = payload.layers[index], dict(pending)
@@ -265,7 +264,7 @@ def question(payload: Payload, shown: Selection | None, *, pending: Mapping[str,
         message["head"] = last if last < chosen.heads else 0
     if query is not None:
         message["query"] = _place(query, chosen)
-    elif "query" in pending:  # the token at the middle of the pending one, as the page does it
+    elif "query" in pending:  # the token at the centre of the pending one, as on the page
         sizes = zip(pending["query"], payload.layers[before].sizes, chosen.sizes, strict=True)
         message["query"] = [(2 * at + 1) * new // (2 * old) for at, old, new in sizes]
     if image is not None:

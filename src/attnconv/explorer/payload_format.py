@@ -1,8 +1,8 @@
-"""The payload's format (`docs/explorer.md`) as types and a table of tensors: writing, reading, and what it says.
+"""Read and write the payload format (`docs/explorer.md`), and compute attention rows from a payload.
 
     p[k] = softmax over tokens k of ( content(q, k) + position(q, k) )        or of either part only
 
-is computed here in float64: the reference for the page.
+The rows are computed in float64 and serve as a reference for the page.
 """
 
 import json
@@ -25,8 +25,8 @@ Count: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
 PARTS = ("both", "content", "position")
 _FIX = "`attnconv explore --export DIR` writes one."
 
-# Tensors of a layer by its kind: dtype and shape, `?` for those that may be missing. t moments, n images, h heads, T
-# tokens in H rows and W columns; e and m are any number, the same in all tensors of a layer.
+# Tensors of a layer by its kind, with dtype and shape; `?` marks optional ones. t snapshots, n images, h heads, T
+# tokens in H rows and W columns; e and m are arbitrary, but the same in all tensors of a layer.
 TENSORS: Mapping[str, Mapping[str, str]] = {
     "positions": {
         "shift_scores": "float32 t h 2H-1 2W-1",
@@ -45,7 +45,7 @@ TENSORS: Mapping[str, Mapping[str, str]] = {
 
 
 class Statistics(TypedDict):
-    """Numbers of the audit by name: a list with one entry for each head, and one number for the layer."""
+    """Statistics of the audit by name: lists with one entry per head, and single values for the layer."""
 
     heads: dict[str, list[float | None]]
     layer: dict[str, float | None]
@@ -57,16 +57,16 @@ class PayloadLayer:
     """One layer of a payload.
 
     Attributes:
-        name: In the model.
-        kind: Which tensors the layer has; see `attnconv.explorer.payload_layers`.
+        name: Name of the layer in the model.
+        kind: The set of tensors that the layer has; see `attnconv.explorer.payload_layers`.
         heads: Number of heads.
         sizes: Height and width of the grid of tokens.
-        prefix: Number of tokens before the image's.
+        prefix: Number of tokens before the image's tokens.
         border: `none`, or the border rule of a layer whose rows are stored.
-        encoding: Class of the encoding, or of the module where it is another library's.
-        statistics: Under `heads` a list per name, under `layer` a number per name.
-        window: Height and width of the windows that attention stays inside, in tokens; None where there are none.
-        tensors: By their names without the layer's number.
+        encoding: Class of the encoding, or of the module if it belongs to another library.
+        statistics: A list per name under `heads`, and a number per name under `layer`.
+        window: Height and width of the attention windows, in tokens; None without windows.
+        tensors: Tensors by name, without the layer's index.
     """
 
     name: str
@@ -84,16 +84,16 @@ class PayloadLayer:
 @final
 @dataclass(frozen=True, eq=False)
 class Payload:
-    """What the page shows of a model.
+    """The data that the page shows of a model.
 
     Attributes:
         title: Heading.
-        library: Version that wrote it.
+        library: Version of attnconv that wrote the payload.
         patch: Height and width of a token in pixels, or None.
-        names: One for each image.
-        times: Moments of the training, the present one last.
-        layers: In the order in which they run.
-        images: (n, height, width, 3), bytes.
+        names: One name per image.
+        times: Names of the snapshots, the current state last.
+        layers: The layers, in the order in which they run.
+        images: (n, height, width, 3) uint8.
     """
 
     title: str
@@ -112,7 +112,7 @@ class _Image:
 
 @dataclass(frozen=True)
 class _Manifest:
-    """The JSON text of the file's metadata. Its layers hold no tensors."""
+    """The JSON manifest in the file's metadata. Its layers contain no tensors."""
 
     format: Literal[1]
     title: str
@@ -124,9 +124,10 @@ class _Manifest:
 
 
 def example() -> bytes:
-    """The payload that comes with the package: the model of `attnconv demo` on four digits.
+    """Return the payload shipped with the package: the model of `attnconv demo` on four digits.
 
-    `attnconv demo` and `attnconv explore --snapshots 12 --export shown` write the file, `shown/payload.safetensors`.
+    `attnconv demo` followed by `attnconv explore --snapshots 12 --export shown` writes it to
+    `shown/payload.safetensors`.
 
     Example:
         >>> read_payload(example()).title
@@ -136,7 +137,7 @@ def example() -> bytes:
 
 
 def write_payload(payload: Payload) -> bytes:
-    """The bytes of a payload's safetensors file."""
+    """Return the bytes of a payload's safetensors file."""
     layers = []
     for layer in payload.layers:
         absent = {"tensors"} if layer.window else {"tensors", "window"}
@@ -158,13 +159,13 @@ def write_payload(payload: Payload) -> bytes:
 
 
 def read_payload(content: bytes) -> Payload:
-    """Read a payload and check all of it.
+    """Read and validate a payload.
 
     Args:
         content: The bytes of the file.
 
     Raises:
-        ValueError: The bytes are no whole safetensors file, or its manifest or tensors are not as the format says.
+        ValueError: The bytes are not a complete safetensors file, or the manifest or a tensor violates the format.
 
     Example:
         >>> [layer.kind for layer in read_payload(example()).layers]
@@ -173,15 +174,15 @@ def read_payload(content: bytes) -> Payload:
     try:
         tensors = load(content)
     except (SafetensorError, KeyError, ValueError, RuntimeError) as error:
-        raise ValueError(bad("payload", "must be a whole safetensors file", str(error), _FIX)) from error
+        raise ValueError(bad("payload", "must be a complete safetensors file", str(error), _FIX)) from error
     header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
     text = header.get("__metadata__", {}).get("attnconv")
     if text is None:
-        raise ValueError(bad("payload", "must hold a manifest under `attnconv`", "none", _FIX))
+        raise ValueError(bad("payload", "must have a manifest under the metadata key `attnconv`", "none", _FIX))
     try:
         manifest = msgspec.json.decode(text, type=_Manifest)
     except (ValueError, RecursionError) as error:
-        raise ValueError(bad("payload", f"must hold a manifest of format {FORMAT}", str(error), _FIX)) from error
+        raise ValueError(bad("payload", f"must have a manifest of format {FORMAT}", str(error), _FIX)) from error
     names = tuple(image.name for image in manifest.images)
     images = tensors.get("images", torch.zeros(0, 1, 1, 3, dtype=torch.uint8))
     _check_tensor("images", images, "uint8 n rows columns 3", {"n": len(names), "3": 3})
@@ -198,22 +199,22 @@ def read_payload(content: bytes) -> Payload:
 def attention_row(
     payload: Payload, layer: int, head: int, query: int, *, image: int = 0, time: int = -1, part: str = "both"
 ) -> Float64[Tensor, "height width"]:
-    """Probabilities of one query of one head over the tokens of the image.
+    """Compute the attention probabilities of one query of one head over the tokens of the image.
 
     Args:
-        payload: As `read_payload` gives it.
-        layer: Number of the layer, from 0.
-        head: Number of the head, from 0.
+        payload: A payload from `read_payload`.
+        layer: Index of the layer.
+        head: Index of the head.
         query: Flat index of the query's token, row-major.
-        image: Number of the image; ignored for tables of positions.
-        time: Moment of the training, the last one by default; ignored except for tables of positions.
-        part: Scores in the softmax: `both`, `content` or `position`. Stored rows have `both` only.
+        image: Index of the image; ignored for layers of kind `positions`.
+        time: Index of the snapshot, the last one by default; used only for layers of kind `positions`.
+        part: Scores in the softmax: `both`, `content` or `position`. Layers of kind `rows` only have `both`.
 
     Returns:
-        The row. It sums to 1, up to half precision where rows are stored (to 0 without mass on the image).
+        The probabilities. They sum to 1, up to half precision for stored rows, or to 0 without mass on the image.
 
     Raises:
-        ValueError: A number is out of range, or the layer has no such part or has not stored the query.
+        ValueError: An index is out of range, the layer does not have this part, or the query is not stored.
 
     Example:
         >>> attention_row(read_payload(example()), layer=0, head=1, query=7).shape
@@ -244,12 +245,12 @@ def attention_row(
     if part != "content" and "row_scores" in chosen.tensors:
         scores.append(of_head("row_scores")[query][:, None] + of_head("column_scores")[query])
     if not scores:
-        raise ValueError(bad("part", f"must be one that layer {chosen.name!r} has", repr(part)))
+        raise ValueError(bad("part", f"must be available for layer {chosen.name!r}", repr(part)))
     return torch.softmax(torch.stack(scores).sum(0).flatten(), 0).unflatten(0, chosen.sizes)
 
 
 def _check_layer(index: int, layer: PayloadLayer, *, times: int, images: int) -> None:
-    """Refuse statistics and tensors that are not of so many moments, images, heads and tokens."""
+    """Raise an error unless all statistics and tensors of a layer match its numbers of heads, tokens and images."""
     for name, values in layer.statistics["heads"].items():
         _require(len(values) == layer.heads, f"layers[{index}].statistics.heads.{name[:40]}", values)
     shown = images > 0 or layer.kind == "positions"
@@ -262,18 +263,18 @@ def _check_layer(index: int, layer: PayloadLayer, *, times: int, images: int) ->
         if name in layer.tensors:
             _check_tensor(f"{index}.{name}", layer.tensors[name], form, sizes)
         elif name == entry:
-            raise ValueError(bad("payload", f"must hold the tensor {index}.{name}", "none", _FIX))
+            raise ValueError(bad("payload", f"must have the tensor {index}.{name}", "none", _FIX))
     for one, other in (("row_scores", "column_scores"), ("centres", "precision")):
         both = (one in layer.tensors) == (other in layer.tensors)
-        _require(both, f"tensors of layer {index}", f"one of {one} and {other}")
+        _require(both, f"tensors of layer {index}", f"only one of {one} and {other}")
     if "queries" in layer.tensors:
         tokens = layer.tensors["queries"]
         inside = len(tokens) > 0 and bool(((tokens >= 0) & (tokens < height * width)).all())
-        _require(inside, f"{index}.queries", f"{len(tokens)} tokens, some outside of {height} x {width}")
+        _require(inside, f"{index}.queries", f"{len(tokens)} tokens, some outside {height} x {width}")
 
 
 def _check_tensor(name: str, tensor: Tensor, form: str, sizes: dict[str, int]) -> None:
-    """Refuse another dtype or shape, and what is not finite; a letter without a size takes that of the tensor."""
+    """Check dtype, shape and finiteness; a letter without a size gets the size that it has in the tensor."""
     dtype, *letters = form.split()
     if tensor.dim() == len(letters):
         for letter, extent in zip(letters, tensor.shape, strict=True):
@@ -288,19 +289,19 @@ def _check_tensor(name: str, tensor: Tensor, form: str, sizes: dict[str, int]) -
 
 def _require(fine: bool, name: str, value: object) -> None:
     if not fine:
-        raise ValueError(bad("payload", f"{name} must be as the format says", repr(value)[:80], _FIX))
+        raise ValueError(bad("payload", f"{name} must be valid", repr(value)[:80], _FIX))
 
 
 def _stored(layer: PayloadLayer, query: int) -> int:
-    """The place of a query's row."""
+    """Return the index of a query's row among the stored rows."""
     known = layer.tensors["queries"].tolist()
     if query not in known:
         some = ", ".join(map(str, known[:8])) + (", ..." if len(known) > 8 else "")
-        raise ValueError(bad("query", f"must be one that layer {layer.name!r} has stored ({some})", query))
+        raise ValueError(bad("query", f"must be a stored query of layer {layer.name!r} ({some})", query))
     return known.index(query)
 
 
 def _index(name: str, value: int, count: int, *, negative: bool = False) -> int:
     if not (-count if negative else 0) <= value < count:
-        raise ValueError(bad(name, f"must lie below {count}", value))
+        raise ValueError(bad(name, f"must be from {-count if negative else 0} to {count - 1}", value))
     return value

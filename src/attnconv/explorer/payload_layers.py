@@ -1,11 +1,11 @@
-"""What the page needs of one attention layer, as few numbers as say it exactly.
+"""Store one attention layer for the page, in the most compact of three exact forms.
 
     positions   score(q, k) = table[k - q]                                        one table of shifts per head
     content     score(q, k) = query_q . key_k + row_scores[q, k_row] + column_scores[q, k_column]
-    rows        probabilities themselves, of all queries or of some               attention of any other kind
+    rows        the probabilities of all or some queries                          any other attention
 
-A softmax does not change with a constant that a whole row shares. Tables are therefore stored less their largest entry,
-row and column scores less their largest entry per query, and shortened keys less their mean.
+The softmax is invariant to adding a constant to a row. The largest entry is therefore subtracted from each table, and
+per query from row and column scores; the mean is subtracted from truncated keys.
 """
 
 from typing import Literal
@@ -26,27 +26,27 @@ from attnconv.operators.content import Content
 from attnconv.operators.kernels.contractions import below_largest
 
 SAMPLE = 256  # queries on which the rounding of scores is measured
-COARSEST = 0.01  # largest error of the scores of shortened vectors: probabilities are then right to 2 %
-LOWEST = -60000.0  # float16 ends at -65504; a score this far below the largest has the probability 0
+COARSEST = 0.01  # largest score error of truncated vectors, which changes a probability by at most 2 %
+LOWEST = -60000.0  # the minimum of float16 is -65504; a score this far below the largest has probability 0
 
 
 @torch.no_grad()
 def store_layer(name: str, module: nn.Module, operator: AttentionOperator, *, budget: int) -> PayloadLayer:
-    """Store one layer on its operator's images, without the axis of time, in `budget` bytes per image or one row.
+    """Store one layer for its operator's images, without the time axis, in `budget` bytes per image or one row.
 
-    Its statistics are those of the storage: `rounding of scores` is half the range of the error over a row's scores, on
-    some queries, so that a probability is off by the factor exp(2 rounding) at most; `queries stored` counts the rows.
+    Its statistics describe the storage. `rounding of scores` is half the range of a row's score errors, measured on
+    some queries; probabilities change by at most a factor of exp(2 rounding). `queries stored` is the number of rows.
     """
     own = module if isinstance(module, SelfAttention) else None
     tokens = operator if isinstance(operator, TokenOperator) else None
     if operator.grid.dims > 2:
-        got, fix = f"{operator.grid.dims} axes", "Pass `layers` to show others only."
-        raise ValueError(bad("model", f"{name!r} must have one or two axes to be shown", got, fix))
+        got, fix = f"{operator.grid.dims} axes", "Pass the names of other layers as `layers`."
+        raise ValueError(bad("model", f"layer {name!r} must have one or two axes", got, fix))
     height, width = (1, *operator.grid.sizes)[-2:]
     plain = (
         own is not None
         and own.dims == 2
-        and all(  # every token is a query, and attends to these tokens only
+        and all(  # every token is a query, and the keys are these tokens only
             (axis.queries, axis.stride, axis.offset, axis.spacing, axis.border) == (axis.size, 1, 0, 1, "renormalise")
             for axis in operator.grid.axes
         )
@@ -79,8 +79,8 @@ def store_layer(name: str, module: nn.Module, operator: AttentionOperator, *, bu
 
 
 def position_tensors(encoding: Encoding, sizes: tuple[int, int]) -> dict[str, Tensor]:
-    """Scores of all shifts between two tokens, and the Gaussians of heads that have them."""
-    # One query in the middle of an image of (2 height - 1) x (2 width - 1) tokens sees every shift once.
+    """Compute the scores of all shifts between two tokens, and the centre and precision of Gaussian heads."""
+    # A query in the middle of (2 height - 1) x (2 width - 1) tokens has every shift once.
     axes = tuple(Axis(size=2 * size - 1, queries=1, offset=size - 1) for size in sizes)
     some = next(encoding.parameters())
     pixels = some.new_zeros((1, *(axis.size for axis in axes), 1), dtype=torch.float64)
@@ -94,7 +94,7 @@ def position_tensors(encoding: Encoding, sizes: tuple[int, int]) -> dict[str, Te
 def gaussian_tensors(
     centres: Float64[Tensor, "h 2"], precision: Float64[Tensor, "h 2 2"], sizes: tuple[int, int]
 ) -> dict[str, Tensor]:
-    """The result of `position_tensors` for Gaussian heads without their encoding: a moment of training."""
+    """Compute `position_tensors` for Gaussian heads without their encoding, as recorded in a snapshot."""
     rows, columns = (torch.arange(1 - size, size, dtype=torch.float64) for size in sizes)
     shifts = torch.stack(torch.meshgrid(rows, columns, indexing="ij"), -1).flatten(0, 1)  # (s, 2)
     off = shifts - centres[:, None]
@@ -105,10 +105,10 @@ def gaussian_tensors(
 
 
 def content_tensors(operator: Content, budget: int) -> tuple[dict[str, Tensor], float] | None:
-    """Queries, keys and position scores in float16, and how far the scores are from the exact ones.
+    """Return queries, keys and position scores in float16, and the largest error of the scores.
 
-    Queries and keys are shortened to fit the budget. The result is None where no channel is left, scores would be off
-    by more than `COARSEST`, or float16 overflows: some exact rows are better than all rows with errors.
+    Queries and keys are truncated to fit the budget. Return None if no channel fits, the scores of truncated vectors
+    would have errors above `COARSEST`, or float16 overflows: a few exact rows are better than all rows with errors.
     """
     count = operator.grid.key_count
     queries, keys = (part.float().expand(operator.batch, -1, -1, -1) for part in (operator.queries, operator.keys))
@@ -135,7 +135,7 @@ def content_tensors(operator: Content, budget: int) -> tuple[dict[str, Tensor], 
 def balance(
     queries: Float[Tensor, "b h n e"], keys: Float[Tensor, "b h n e"]
 ) -> tuple[Float[Tensor, "b h n e"], Float[Tensor, "b h n e"]]:
-    """The same products with queries and keys of like size; the factor is a power of two, which rounds nothing."""
+    """Rescale queries and keys to similar magnitudes without changing their products, by an exact power of two."""
     if queries.shape[-1] == 0:
         return queries, keys
     ratio = keys.abs().amax((-1, -2), keepdim=True) / queries.abs().amax((-1, -2), keepdim=True)
@@ -147,10 +147,10 @@ def balance(
 def shorten(
     queries: Float[Tensor, "b h n e"], keys: Float[Tensor, "b h n e"], channels: int
 ) -> tuple[Float[Tensor, "b h n f"], Float[Tensor, "b h n f"]]:
-    """Vectors of fewer channels with the nearest products, up to a constant for each query.
+    """Reduce the number of channels with the smallest change of the products, up to a constant per query.
 
-    With Q = Q1 R1, K = Q2 R2 (QR) and R1 R2^T = U S V^T, the products are Q1 U S (Q2 V)^T, and the first terms of the
-    sum over singular values are the best approximation of their rank.
+    With Q = Q1 R1, K = Q2 R2 (QR) and R1 R2^T = U S V^T, the products are Q1 U S (Q2 V)^T, and the terms with the
+    largest singular values are the best approximation of that rank.
     """
     left, up = torch.linalg.qr(queries.double())
     right, down = torch.linalg.qr((keys - keys.mean(2, keepdim=True)).double())
@@ -160,9 +160,9 @@ def shorten(
 
 
 def row_tensors(name: str, operator: AttentionOperator, budget: int) -> dict[str, Tensor]:
-    """Rows over the image's tokens, normalised to sum 1, and the mass elsewhere, of the queries that fit."""
+    """Return rows over the image's tokens, normalised to sum 1, and the mass elsewhere, for as many queries as fit."""
     grid, heads = operator.grid, operator.heads
-    bytes_of_one = 2 * heads * (grid.key_count + 1) + 4  # its number is an int32
+    bytes_of_one = 2 * heads * (grid.key_count + 1) + 4  # float16 values and an int32 index
     queries = lattice_queries(grid, max(1, budget // bytes_of_one), device=operator.device)
     rows, elsewhere = [], []
     for some in query_blocks(operator, queries):
@@ -178,13 +178,13 @@ def row_tensors(name: str, operator: AttentionOperator, budget: int) -> dict[str
 
 
 def _tokens(name: str, grid: Grid, queries: Int[Tensor, "m"]) -> Int[Tensor, "m"]:
-    """The tokens of the queries."""
+    """Return the flat token index of each query."""
     flat = torch.zeros_like(queries)
     for axis, index in zip(grid.axes, grid.unravel(queries), strict=True):
         place = index * axis.stride + axis.offset
         if axis.spacing > 1 or bool((place < 0).any() or (place >= axis.size).any()):
-            got = f"queries from {axis.offset} on over {axis.size} tokens {axis.spacing} apart"
-            fix = "Pass `layers` to show others only."
-            raise ValueError(bad("model", f"every query of {name!r} must stand on a token to be shown", got, fix))
+            got = f"queries from position {axis.offset} on {axis.size} tokens with spacing {axis.spacing}"
+            fix = "Pass the names of other layers as `layers`."
+            raise ValueError(bad("model", f"every query of layer {name!r} must be at a token's position", got, fix))
         flat = flat * axis.size + place
     return flat

@@ -1,4 +1,4 @@
-"""The payload of a model: what its heads do, on which images, and at which moments of its training."""
+"""Compute the payload of a model: its heads' attention on some images, and its snapshots during training."""
 
 import math
 from collections.abc import Collection, Mapping, Sequence
@@ -21,19 +21,19 @@ from attnconv.operators.base import AttentionOperator
 from attnconv.theory.conv_taps import Convolution
 from attnconv.training.run_folder import RunFolder, choose_epochs
 
-BUDGET = 3_500_000  # bytes for each image: below 5 MB in base64, with the picture
-GREY = 128  # of pictures in place of none
-_SIDE = 32  # pixels of the noise for models that look at positions only
+BUDGET = 3_500_000  # bytes per image: below 5 MB in base64, including the picture
+GREY = 128  # value of the placeholder pictures
+_SIDE = 32  # side in pixels of the noise images for models whose attention depends on positions only
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class Pictures:
-    """Images as they are shown.
+    """Images as shown on the page.
 
     Attributes:
-        pixels: Bytes, channels last.
-        names: One for each image, or none.
+        pixels: uint8, channels last.
+        names: One name per image, or empty.
     """
 
     pixels: UInt8[Tensor, "n height width 3"]
@@ -41,18 +41,18 @@ class Pictures:
 
     @staticmethod
     def none() -> "Pictures":
-        """No picture, for models that look at positions only."""
+        """Return no pictures, for models whose attention depends on positions only."""
         return Pictures(torch.zeros(0, 1, 1, 3, dtype=torch.uint8))
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class HeadShapes:
-    """The heads of one layer: score = -1/2 (d - centre)^T precision (d - centre).
+    """Gaussian heads of one layer: score = -1/2 (d - centre)^T precision (d - centre) for the shift d.
 
     Attributes:
         centres: (row, column) in tokens.
-        precision: In 1 / token^2.
+        precision: Inverse covariance, in 1 / token^2.
     """
 
     centres: Float64[Tensor, "h 2"]
@@ -62,11 +62,11 @@ class HeadShapes:
 @final
 @dataclass(frozen=True, eq=False)
 class Snapshot:
-    """The heads of a model at one moment of its training.
+    """The heads of a model at one epoch of its training.
 
     Attributes:
-        name: On the page, such as `epoch 3`.
-        layers: The heads of each layer by its name, where they have centres.
+        name: Name on the page, such as `epoch 3`.
+        layers: The heads of each layer with Gaussian heads, by layer name.
     """
 
     name: str
@@ -85,31 +85,29 @@ def payload(
     prefix: int | None = None,
     budget: int = BUDGET,
 ) -> bytes:
-    """What the page shows of a model, as the bytes of a safetensors file.
+    """Compute the data that the page shows of a model, as the bytes of a safetensors file.
 
-    Layers of this library are stored by what makes their scores, if that fits in the budget or can be shortened to fit
-    with scores right to 0.01. Of all other attention the rows themselves are stored, of all queries or of an even
-    lattice of as many as fit; the layer's statistic `queries stored` is their number.
+    Layers of this library are stored as tables, or as queries and keys if these fit in the budget, possibly truncated
+    with score errors up to 0.01. For all other attention the probabilities are stored, for all queries or for as many
+    as fit, evenly spaced; their number is the layer's statistic `queries stored`.
 
     Args:
         model: Any module with attention. It runs in evaluation mode and without gradients.
-        images: Its input, (b, c, height, width), none of one colour; None for a model that looks at positions only.
-        title: Heading of the page; empty for the model's class.
-        pictures: The images as shown; None makes them from `images`, each from its least to its greatest value.
-        snapshots: The training before the present one, as `snapshots_of` gives them.
+        images: Input of the model, (b, c, height, width), not constant; None if attention depends on positions only.
+        title: Heading of the page; the model's class if empty.
+        pictures: The images to show; None uses `images`, each scaled from its minimum to its maximum.
+        snapshots: Earlier states of the model, from `snapshots_of`.
         layers: Names of the modules to show; None for all.
-        grid: Tokens of the image, (height, width), for models that do not say it.
-        prefix: Class tokens and registers before the image's tokens, for models that do not say it.
-        budget: Bytes per image, at least 1, for content and rows of all layers in equal parts; each layer has at least
-            one row. Pictures and tables of positions come on top.
+        grid: Tokens of the image, (height, width), if the model has no attribute for it.
+        prefix: Number of class tokens and registers before the image's tokens, if the model has no attribute for it.
+        budget: Bytes per image, split equally between layers, for everything but pictures and position tables.
 
     Returns:
-        The file.
+        The file's content.
 
     Raises:
-        ValueError: An attention cannot be read or shown; images are missing, blank or do not fit the model; or pictures
-            do not fit the images.
-        TypeError: `images` is no tensor of a floating dtype, or `budget` no whole number.
+        ValueError: Attention cannot be read or shown; images are missing, constant or rejected; or pictures mismatch.
+        TypeError: `images` is not a floating point tensor, or `budget` is not an integer.
 
     Example:
         >>> from attnconv import SelfAttention2d
@@ -125,7 +123,7 @@ def payload(
         images, pictures = _noise(model), Pictures.none()
     audited = audit(model, images, **reading).layers
     if no_images and (content := [layer.name for layer in audited if not layer.position_only]):
-        requirement = "must be given, since attention depends on what they show"
+        requirement = "must be given, since attention depends on the image"
         raise ValueError(bad("images", requirement, f"none for {', '.join(content[:3])}"))
     stored = _store_layers(model, images, audited, budget=budget, **reading)
     pictures = _pictures(pictures, images, stored)
@@ -142,7 +140,7 @@ def payload(
 
 
 def snapshots_of(run: RunFolder, count: int = 24) -> tuple[Snapshot, ...]:
-    """At most `count` snapshots of a run: the first, the last, and others at increasing intervals.
+    """Return at most `count` snapshots of a run: the first, the last, and others at increasing intervals.
 
     Raises:
         ValueError: `count` is below 1.
@@ -166,7 +164,7 @@ def snapshots_of(run: RunFolder, count: int = 24) -> tuple[Snapshot, ...]:
 def _store_layers(
     model: nn.Module, images: Tensor, audited: Sequence[LayerAudit], *, budget: int, **reading: Any
 ) -> list[PayloadLayer]:
-    """The layers in the order of the audit, with its statistics; each has an equal part of the budget."""
+    """Store the layers in the order of the audit, with its statistics and equal shares of the budget."""
     stored: list[PayloadLayer] = []
 
     def store(name: str, operator: AttentionOperator) -> None:
@@ -181,25 +179,25 @@ def _store_layers(
 
 
 def _over_time_or_images(layer: PayloadLayer, snapshots: Sequence[Snapshot], images: int) -> PayloadLayer:
-    """A layer of positions with all snapshots, any other with an entry for each image."""
+    """Add all snapshots to a layer of kind `positions`, and one entry per image to any other layer."""
     tensors = dict(layer.tensors)
     if layer.kind == "positions":
         times = []
         for snapshot in snapshots:
-            heads, then = snapshot.layers.get(layer.name), tensors  # without a past it was always as it is now
+            heads, then = snapshot.layers.get(layer.name), tensors  # the current state if there is no record
             if heads is not None and "centres" in tensors and len(heads.centres) == layer.heads:
                 then = gaussian_tensors(heads.centres, heads.precision, layer.sizes)
             times.append(then)
         tensors = {name: torch.stack([then[name] for then in (*times, tensors)]) for name in tensors}
     else:
         for name, tensor in tensors.items():
-            if name != "queries" and len(tensor) == 1:  # all images share their attention
+            if name != "queries" and len(tensor) == 1:  # attention shared by all images
                 tensors[name] = tensor.expand(images, *tensor.shape[1:]).contiguous()
     return replace(layer, tensors=tensors)
 
 
 def statistics_of(found: LayerAudit) -> Statistics:
-    """The statistics of an audit by the page's names, null where there is none."""
+    """Return the statistics of an audit under the page's names; None for missing values."""
     numbers, shifts = found.numbers(), found.statistics.best_shift.double()
     unknown: list[float | None] = [None] * len(shifts)
     share = [0.0] * len(shifts) if found.position_only else numbers["content_share"] or unknown
@@ -233,15 +231,15 @@ def statistics_of(found: LayerAudit) -> Statistics:
 
 
 def _noise(model: nn.Module) -> Tensor:
-    """Two images for a model that looks at positions only, with as many axes as its first layer takes."""
+    """Return two noise images, with as many axes as the model's first layer, for position-only attention."""
     known = (module for module in model.modules() if isinstance(module, Convolution | SelfAttention))
     first = next(known, None)
     if first is None:
         requirement = "must be given for a model without a convolution or an attention layer of this library"
         raise ValueError(bad("images", requirement, f"none for {type(model).__name__}"))
     dims = first.dims if isinstance(first, SelfAttention) else len(first.kernel_size)
-    if dims > 2:  # the page does not show them, and the noise would have very many tokens
-        requirement = "must be given for a model whose first layer takes more than two axes"
+    if dims > 2:  # not shown on the page, and the noise would have too many tokens
+        requirement = "must be given for a model whose first layer has more than two axes"
         raise ValueError(bad("images", requirement, f"none for {dims} axes"))
     channels = getattr(model, "image_channels", first.in_channels)
     some = next(model.parameters())
@@ -251,10 +249,10 @@ def _noise(model: nn.Module) -> Tensor:
 
 
 def _pictures(pictures: Pictures | None, images: Tensor, layers: Sequence[PayloadLayer]) -> Pictures:
-    """The pictures with a name each, one for each image or none; grey ones where layers are stored image by image."""
+    """Return the pictures with names; grey placeholders if there are none but layers are stored per image."""
     pixels, names = (pictures_of(images), ()) if pictures is None else (pictures.pixels, pictures.names)
     if len(pixels) not in (0, len(images)):
-        raise ValueError(bad("pictures", f"must be one for each of {len(images)} images, or none", len(pixels)))
+        raise ValueError(bad("pictures", f"must contain {len(images)} images, one per input, or none", len(pixels)))
     if names and len(names) != len(pixels):
         raise ValueError(bad("pictures", f"must have {len(pixels)} names, or none", repr(names)))
     stored = [
@@ -268,7 +266,7 @@ def _pictures(pictures: Pictures | None, images: Tensor, layers: Sequence[Payloa
 
 
 def pictures_of(images: Float[Tensor, "*images"]) -> UInt8[Tensor, "n height width 3"]:
-    """Images as bytes to show: each from its least to its greatest value, its first three channels, or one as grey."""
+    """Convert images to uint8, each scaled from its minimum to its maximum; fewer than 3 channels become grey."""
     if images.dim() != 4:
         got = f"shape {tuple(images.shape)}"
         raise ValueError(bad("pictures", "must be given for inputs that are not (b, c, height, width)", got))
@@ -279,7 +277,7 @@ def pictures_of(images: Float[Tensor, "*images"]) -> UInt8[Tensor, "n height wid
 
 
 def _patch(images: Tensor, layers: Sequence[PayloadLayer]) -> tuple[int, int] | None:
-    """Pixels of a token, where all layers agree on a whole number of them."""
+    """Return the size of a token in pixels, if it is an integer and the same for all layers."""
     (height, width), *others = {layer.sizes for layer in layers}
     if images.dim() != 4 or others or images.shape[2] % height or images.shape[3] % width:
         return None

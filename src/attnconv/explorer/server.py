@@ -1,14 +1,14 @@
-"""The explorer's server, for this machine only: the page, one payload, and payloads of a visitor's images.
+"""Local server of the explorer: the page, one payload, and payloads of uploaded images.
 
     GET  /           the page, marked as served, and whether images are accepted
-    GET  /payload    the payload; 404 where there is none
+    GET  /payload    the payload; 404 if there is none
     POST /image      the bytes of one picture -> a new payload
 
-Errors are {"error": message}, with status 400 to 415, 500 or 503. Requests under another host's name or from another
-origin are rejected. No path of a request reaches a file. Pictures are in memory until the answer is sent.
+Errors are {"error": message}, with status 400 to 415, 500 or 503. Requests with another host name or from another
+origin are rejected. Request paths never refer to files. Pictures stay in memory until the response is sent.
 
-At most `SERVED` connections are read at a time, and later ones wait in their order. A client has `PATIENCE` seconds for
-the head of a request and to read an answer; a body may stall for `STALL`.
+At most `SERVED` connections are read at a time; others wait in order of arrival. A client has `PATIENCE` seconds to
+send a request's head and to read a response; a request's body may stall for `STALL` seconds.
 """
 
 import asyncio
@@ -35,16 +35,16 @@ from attnconv.explorer.html_page import find_page, with_server
 from attnconv.explorer.session import LARGEST_UPLOAD
 
 HOST = "127.0.0.1"
-SERVED = 64  # connections; with uvicorn's `limit_concurrency`, all of them would get 503 once there are more
-ACCEPTED = 1000  # connections, with those that wait
+SERVED = 64  # connections; beyond uvicorn's `limit_concurrency`, every connection would get 503
+ACCEPTED = 1000  # connections, including waiting ones
 PATIENCE = 10.0  # seconds
-GRACE = 1.0  # seconds for everything once the server is to stop
-UPLOADS = 32  # at a time; others get 503 at once, so that half of the connections is left for the page
-PLACES = 4  # of them hold a body or an answer of any size; the others wait their turn
+GRACE = 1.0  # seconds for open connections at shutdown
+UPLOADS = 32  # concurrent uploads; others get 503 at once, so that half of the connections stay free for the page
+PLACES = 4  # uploads with a body or response in memory; the others wait
 STALL = 3.0  # seconds that a body may stall
-SLOWEST = 200_000  # bytes a second of a body
-STOP = 2  # seconds for the model to finish once the server is to stop
-PIECE = 1 << 16  # bytes
+SLOWEST = 200_000  # minimum bytes per second of a body
+STOP = 2  # seconds for the model to finish at shutdown
+PIECE = 1 << 16  # bytes per chunk of a response
 NAMES = ("127.0.0.1", "localhost")
 HEADERS = {
     "Content-Security-Policy": "default-src 'self' 'unsafe-inline' data: blob:; base-uri 'none'; form-action 'none'; "
@@ -68,23 +68,23 @@ STATUS: Mapping[type[Exception], int] = {
 def app(
     payload: bytes | None, answer: Callable[[bytes, str], bytes] | None = None, *, port: int, page: str | None = None
 ) -> ASGIApp:
-    """The ASGI application.
+    """Return the ASGI application.
 
     Args:
-        payload: What the page shows first; None for a page without a model.
-        answer: From a picture's bytes and declared type to a new payload; raises ValueError with a message for the
-            visitor. None where images cannot be taken.
-        port: Port on which it listens, a part of the host and the origin that it accepts.
-        page: HTML; None for the package's own.
+        payload: Initial payload of the page; None for a page without a model.
+        answer: Function from a picture's bytes and declared type to a new payload. It raises a `ValueError` with a
+            message for the visitor. None if uploads are not supported.
+        port: Port of the server, which is part of the accepted host and origin.
+        page: HTML of the page; None for the packaged one.
 
     Raises:
-        FileNotFoundError: The package holds no page.
+        FileNotFoundError: The package contains no page.
     """
     shown = with_server(find_page() if page is None else page, images=answer is not None)
 
     async def current(_: Request) -> Response:
         if payload is None:
-            raise HTTPException(404, "no model was named: open or drop a payload, or run `attnconv explore MODEL`.")
+            raise HTTPException(404, "no model is loaded. Open or drop a payload, or run `attnconv explore MODEL`.")
         return _pieces(payload)
 
     routes = [
@@ -93,7 +93,7 @@ def app(
         Route("/image", Images(answer), methods=["POST"]),
     ]
     handlers = dict.fromkeys((HTTPException, *STATUS, Exception), _report)
-    # Outside of Starlette's own middleware, so that its answer to a failure is guarded as well.
+    # The guard wraps Starlette's middleware, so that error responses are guarded too.
     return Guard(Starlette(routes=routes, exception_handlers=handlers), port)
 
 
@@ -101,34 +101,34 @@ def listen(port: int) -> socket.socket:
     """Open a listening socket on 127.0.0.1.
 
     Args:
-        port: 0 for any that is free; `listen(0).getsockname()[1]` says which.
+        port: Port number; 0 for any free port, which is `listen(0).getsockname()[1]`.
 
     Raises:
-        ValueError: There is no such port.
+        ValueError: The port number is out of range.
         OSError: The port is not available.
     """
     try:
-        return socket.create_server((HOST, whole("port", port, 0, 65_535)), backlog=64)  # who comes too early waits
+        return socket.create_server((HOST, whole("port", port, 0, 65_535)), backlog=64)  # early clients wait
     except OSError as error:
-        message = bad("port", "must be free", f"{port} ({error.strerror})", "Name another, or 0 for any.")
+        message = bad("port", "must be free", f"{port} ({error.strerror})", "Pass another port, or 0 for any free one.")
         raise OSError(error.errno, message) from error
 
 
 @final
 class Connection(H11Protocol):
-    """One connection, in uvicorn's HTTP/1.1 protocol, with limits on connections and on the time of a client."""
+    """uvicorn's HTTP/1.1 connection with limits on the number of connections and on a client's time."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)  # adds this one to `connections`, the set that all of a server share
+        super().connection_made(transport)  # adds this connection to `connections`, which all connections share
         self.accepted = self._moved = self.loop.time()
         self._served = len(self.connections) <= SERVED
         if len(self.connections) > ACCEPTED:
             transport.abort()
         elif not self._served:
-            self.loop.call_soon(self.flow.pause_reading)  # Python 3.10 starts to read only after this method
+            self.loop.call_soon(self.flow.pause_reading)  # Python 3.10 starts reading only after this method
 
     def look(self, *, turn: bool) -> None:
-        """Read from the client once it is its turn, and hang up on one that has kept the server waiting too long."""
+        """Start reading from the client if it is its turn, and disconnect a client that is too slow."""
         if turn and not self._served and self.flow.read_paused:
             self._served = True
             self.flow.resume_reading()
@@ -136,7 +136,7 @@ class Connection(H11Protocol):
         if self._served and (cycle is None or cycle.response_complete or self.flow.write_paused):
             if self.loop.time() > self._moved + PATIENCE:
                 self.transport.abort()
-        else:  # it waits for its turn, or the application is at work
+        else:  # the client waits for its turn, or for the application
             self._moved = self.loop.time()
 
     def on_response_complete(self) -> None:
@@ -154,7 +154,7 @@ class Connection(H11Protocol):
 
 @final
 class Server(uvicorn.Server):
-    """uvicorn's server with limits on connections, checked ten times a second; those that wait are served in order."""
+    """uvicorn's server with connection limits, checked ten times a second; waiting connections are served in order."""
 
     async def on_tick(self, counter: int) -> bool:
         connections: set[Any] = self.server_state.connections
@@ -164,12 +164,12 @@ class Server(uvicorn.Server):
 
 
 def server_for(application: ASGIApp) -> uvicorn.Server:
-    """The HTTP server: `run(sockets=[listen(port)])` serves until interrupted."""
+    """Return the HTTP server; `run(sockets=[listen(port)])` serves until interrupted."""
     settings = uvicorn.Config(
         application,
         http=Connection,
         loop="asyncio",
-        log_level="critical",  # failures are answered with a message; what a stranger sends is no news
+        log_level="critical",  # errors are sent to the client; invalid requests are not worth logging
         access_log=False,
         server_header=False,
         lifespan="off",
@@ -182,22 +182,22 @@ def server_for(application: ASGIApp) -> uvicorn.Server:
 
 @final
 class Images:
-    """POST /image, bounded in memory and time.
+    """Handler of POST /image with bounded memory and time.
 
-    Of `UPLOADS` requests at a time, `PLACES` are received, and one of these goes through the model; the others wait.
+    At most `UPLOADS` requests are open, `PLACES` of them are received, and one runs through the model; the others wait.
     """
 
     def __init__(self, answer: Callable[[bytes, str], bytes] | None) -> None:
         self._answer = answer
         self._uploads = asyncio.Semaphore(UPLOADS)
         self._places = asyncio.Semaphore(PLACES)
-        self._model = asyncio.Lock()  # memory for one picture, and the cores are the model's
+        self._model = asyncio.Lock()  # one picture at a time, for memory and for the CPU cores
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self._answer is None:
-            raise HTTPException(400, "image: there is no model here to show it to. Name one: attnconv explore MODEL.")
+            raise HTTPException(400, "image: no model is loaded. Start the server with: attnconv explore MODEL.")
         if self._uploads.locked():
-            busy = f"image: the server is busy with {UPLOADS} others. Send it again in some seconds."
+            busy = f"image: the server is busy with {UPLOADS} other uploads. Try again in a few seconds."
             raise HTTPException(503, busy, {"Retry-After": str(round(STALL))})
         async with self._uploads, self._places:
             request = Request(scope, receive)
@@ -205,7 +205,7 @@ class Images:
             async with self._model:
                 if await request.is_disconnected():
                     raise ClientDisconnect
-                give_back()  # what failed before is held by its error until it is collected
+                give_back()  # memory of failed requests is released only when their errors are collected
                 kind = request.headers.get("content-type", "")
                 answer = await anyio.to_thread.run_sync(self._answer, content, kind)
             await _pieces(answer)(scope, receive, send)
@@ -213,7 +213,7 @@ class Images:
 
 @final
 class Guard:
-    """Rejects requests to other hosts and from other origins, and adds the security headers to every answer."""
+    """Middleware that rejects requests to other hosts or from other origins, and adds security headers to responses."""
 
     def __init__(self, app: ASGIApp, port: int) -> None:
         self._app = app
@@ -222,7 +222,7 @@ class Guard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            return  # no other protocol is spoken here
+            return  # other protocols are not supported
 
         async def guarded(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -232,17 +232,17 @@ class Guard:
         headers, answer = Headers(scope=scope), self._app
         hosts = [host.lower() for host in headers.getlist("host")]
         foreign = any(origin.lower() not in self._origins for origin in headers.getlist("origin"))
-        # A browser says this of a page of another site even where it sends no origin. A link may lead to the page.
+        # Browsers send this header for pages of other sites even without an origin. Links to the page are allowed.
         foreign |= scope["path"] != "/" and "cross-site" in headers.getlist("sec-fetch-site")
         if len(hosts) != 1 or hosts[0] not in self._hosts:
-            answer = JSONResponse({"error": "host: this server answers to 127.0.0.1 and localhost only."}, 400)
+            answer = JSONResponse({"error": "host: must be 127.0.0.1 or localhost."}, 400)
         elif foreign:
-            answer = JSONResponse({"error": "origin: this server answers to its own page only."}, 403)
+            answer = JSONResponse({"error": "origin: must be this server's own page."}, 403)
         await answer(scope, receive, guarded)
 
 
 async def _body(request: Request) -> bytes:
-    """All bytes of a request, within limits; a declared length counts only where it is too much."""
+    """Read a request's body within the limits; a declared length is used only to reject large bodies early."""
     requirement = f"must have at most {LARGEST_UPLOAD:,} bytes"
     declared = request.headers.get("content-length", "0")
     if int(declared) > LARGEST_UPLOAD:
@@ -254,33 +254,33 @@ async def _body(request: Request) -> bytes:
                 content += part
                 if len(content) > LARGEST_UPLOAD:
                     raise TooLargeError(bad("image", requirement, "more"))
-                # What arrives faster than it must saves up no more time than `STALL`.
+                # A fast client accumulates at most `STALL` seconds.
                 time.deadline = min(time.deadline + len(part) / SLOWEST, anyio.current_time() + STALL)
     except TimeoutError:
-        requirement = f"must arrive at {SLOWEST:,} bytes a second or more"
-        raise HTTPException(408, bad("image", requirement, f"nothing for {STALL:.0f} seconds, or less")) from None
+        requirement = f"must arrive at {SLOWEST:,} bytes per second or more"
+        raise HTTPException(408, bad("image", requirement, f"less, or nothing for {STALL:.0f} seconds")) from None
     if not content:
-        raise ValueError(bad("image", "must be the bytes of a picture", "nothing"))
+        raise ValueError(bad("image", "must be the bytes of a picture", "an empty body"))
     return bytes(content)
 
 
 def _pieces(content: bytes) -> Response:
-    """An answer in pieces: written at once, what a slow reader leaves would be copied by its connection."""
+    """Return a response sent in chunks; sent at once, the unread part would be copied by the connection."""
 
     async def pieces() -> AsyncIterator[bytes]:
         for start in range(0, len(content), PIECE):
             yield content[start : start + PIECE]
-            await asyncio.sleep(0)  # else the server learns only at the end that the reader has hung up
+            await asyncio.sleep(0)  # otherwise the server notices only at the end that the client disconnected
 
     headers = {"Content-Length": str(len(content))}
     return StreamingResponse(pieces(), media_type="application/octet-stream", headers=headers)
 
 
 async def _report(_: Request, error: Exception) -> Response:
-    """An error's message; of an unexpected error only its type, since its message may hold paths."""
+    """Return an error's message; only the type of an unexpected error, since its message may contain paths."""
     if isinstance(error, HTTPException):
         return JSONResponse({"error": error.detail}, error.status_code, error.headers)
     name = type(error).__name__
     status = next((status for kind, status in STATUS.items() if isinstance(error, kind)), 500)
-    unexpected = f"the explorer failed ({name}). It goes on; another picture may do."
+    unexpected = f"the explorer failed on this picture ({name}). The server is still running; try another picture."
     return JSONResponse({"error": unexpected if status == 500 else str(error) or name}, status)

@@ -1,8 +1,7 @@
-"""The payload of a model on chosen images, and on every picture that a visitor sends.
+"""Payloads of one model on given images and on uploaded pictures.
 
-A visitor's picture is decoded without trusting it: size and declared type are checked before any pixel is decoded. A
-pixel takes 4 bytes decoded, 8 while its colours are converted, and 12 in a progressive JPEG of four colours: 600 MB for
-the largest picture.
+Uploads are untrusted: size and declared type are checked before any pixel is decoded. Decoding needs 4 bytes per pixel,
+8 during colour conversion, and 12 for a progressive CMYK JPEG: 600 MB for the largest picture accepted.
 """
 
 import warnings
@@ -20,18 +19,18 @@ from attnconv.data.image_files import TooLargeError, UnsupportedTypeError, fit_p
 from attnconv.explorer.payload_write import Pictures, payload
 
 LARGEST_UPLOAD = 20_000_000  # bytes
-LARGEST_PICTURE = 50_000_000  # pixels: more than telephones usually take
+LARGEST_PICTURE = 50_000_000  # pixels: more than most phone cameras produce
 TYPES = {"image/png": "PNG", "image/jpeg": "JPEG", "image/webp": "WEBP", "image/gif": "GIF"}
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class Session:
-    """Payloads of one model on any images.
+    """Payloads of one model for different images.
 
     Args:
-        model: Any module with attention that `visit_attention` reads.
-        sizes: Height and width of its images, in pixels.
+        model: Any module that `visit_attention` can read.
+        sizes: Height and width of the model's input, in pixels.
         mean: Mean of each channel, for images in [0, 1]; one number for grey images, three for RGB.
         std: Standard deviation of each channel.
         options: Further arguments of `payload`: `title`, `snapshots`, `layers`, `grid`, `prefix`, `budget`.
@@ -53,17 +52,17 @@ class Session:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def payload(self, pixels: UInt8[Tensor, "b c height width"], names: Sequence[str] = ()) -> bytes:
-        """The payload of some images, with the errors of `attnconv.explorer.payload`."""
-        some = next(self.model.parameters(), torch.zeros(()))  # attention needs none
+        """Compute the payload of some images; raises the errors of `attnconv.explorer.payload`."""
+        some = next(self.model.parameters(), torch.zeros(()))  # a model may have no parameters
         images = normalise(pixels, tuple(self.mean), tuple(self.std)).to(some.device, some.dtype)
         pictures = Pictures(pixels.expand(-1, 3, -1, -1).movedim(1, -1), tuple(names))
         return payload(self.model, images, pictures=pictures, **self.options)
 
     def answer(self, content: bytes, declared: str) -> bytes:
-        """The payload of one picture file with its declared media type, for `app`.
+        """Compute the payload of one picture file with its declared media type, for `app`.
 
         Raises:
-            ValueError: The picture is rejected (see `read_upload`), or has one colour only.
+            ValueError: The picture is rejected (see `read_upload`), or has a single colour.
         """
         pixels = read_upload(content, declared, self.sizes, channels=len(self.mean))
         return self.payload(pixels[None], ("your image",))
@@ -72,18 +71,18 @@ class Session:
 def read_upload(
     content: bytes, declared: str, sizes: tuple[int, int], *, channels: int = 3
 ) -> UInt8[Tensor, "channels height width"]:
-    """Decode one picture, scaled to cover a rectangle and cropped to it about the centre; of several, the first.
+    """Decode one picture, scaled and centre-cropped to the given size; only the first frame is used.
 
     Args:
-        content: The file.
-        declared: Its media type as the sender says, such as `image/png`.
+        content: The file's bytes.
+        declared: The media type that the client declares, such as `image/png`.
         sizes: Height and width of the result in pixels.
         channels: 3 for RGB, 1 for grey.
 
     Raises:
-        UnsupportedTypeError: The type is not one of `TYPES`, or not that of the bytes; or it is a WebP that moves.
-        TooLargeError: It has more than `LARGEST_UPLOAD` bytes or `LARGEST_PICTURE` pixels, or too long a side.
-        PictureError: The picture is broken, or of more than 8 bits a channel.
+        UnsupportedTypeError: The type is not in `TYPES` or does not match the bytes, or it is an animated WebP.
+        TooLargeError: It has more than `LARGEST_UPLOAD` bytes or `LARGEST_PICTURE` pixels, or one side is too long.
+        PictureError: The picture is broken, or has more than 8 bits per channel.
     """
     wanted = TYPES.get(declared.partition(";")[0].strip().lower())
     if wanted is None:
@@ -91,14 +90,14 @@ def read_upload(
     if len(content) > LARGEST_UPLOAD:
         raise TooLargeError(bad("image", f"must have at most {LARGEST_UPLOAD:,} bytes", f"{len(content):,}"))
     formats, most = tuple(TYPES.values()), 2 * max(sizes)
-    with warnings.catch_warnings():  # Pillow warns of large pictures and odd metadata: both are decided elsewhere
+    with warnings.catch_warnings():  # Pillow warns about large pictures and odd metadata, which are checked elsewhere
         warnings.simplefilter("ignore")
         with open_picture(content, "image", formats=formats, largest=LARGEST_PICTURE) as image:
-            if ("JPEG" if image.format == "MPO" else image.format) != wanted:  # many telephones add a second picture
-                raise UnsupportedTypeError(bad("image", f"must be the {wanted} that was declared", str(image.format)))
+            if ("JPEG" if image.format == "MPO" else image.format) != wanted:  # many phones add a second picture
+                raise UnsupportedTypeError(bad("image", f"must be {wanted}, as declared", str(image.format)))
             frames = getattr(image, "n_frames", 1) if wanted == "WEBP" else 1
             if frames > 1:
-                fix = "Save one of them as a picture."
-                raise UnsupportedTypeError(bad("image", "must be a WebP that does not move", f"{frames} frames", fix))
-            image.draft("RGB" if channels == 3 else "L", (most, most))  # JPEG only: decoded at a fraction of its size
+                fix = "Save a single frame."
+                raise UnsupportedTypeError(bad("image", "must not be an animated WebP", f"{frames} frames", fix))
+            image.draft("RGB" if channels == 3 else "L", (most, most))  # decodes a JPEG at a fraction of its size
             return fit_picture(image, sizes, channels=channels)

@@ -1,13 +1,13 @@
 /**
- * The notebook's side of the channel to the page: what its frame tells becomes `told`, what `asked` holds goes to the frame.
+ * The notebook's end of the channel to the page: messages from the iframe are stored in `told`, and `asked` is sent to it.
  *
- * Frames are found by their mark, so that those of the ordinary HTML output, which a saved notebook keeps, are heard without
- * a view of this widget. The page's side, and the form of the messages, is web/src/state/channel.ts.
+ * Iframes are found by their mark. This includes the iframes of ordinary HTML output, which is saved with the notebook and
+ * needs no view of this widget. web/src/state/channel.ts is the page's end and defines the messages.
  */
 const TELLS = "attnconv-selection";
 const ASKS = "attnconv-select";
 
-/** Frames that `render` made, by mark: a query of the document does not reach into a shadow root. */
+/** Iframes created by `render`, by mark: document queries do not reach into a shadow root. */
 const rendered = new Map();
 
 const framesOf = (mark) => [
@@ -17,7 +17,7 @@ const framesOf = (mark) => [
 
 const isCount = (value) => Number.isSafeInteger(value) && value >= 0;
 
-/** A copy of a told selection, or null for none; undefined for what is no such message. */
+/** A validated copy of a selection message, null for no selection, or undefined for any other message. */
 function toldIn(data) {
   if (typeof data !== "object" || data === null || data.type !== TELLS) return undefined;
   if (data.selection === null) return null;
@@ -33,8 +33,8 @@ function toldIn(data) {
 
 function initialize({ model }) {
   const mark = model.get("mark");
-  const open = new WeakSet(); // windows whose page has opened its payload
-  // A frame without an origin of its own can only be addressed by "*"; the message says places and nothing else.
+  const open = new WeakSet(); // windows whose page has loaded its payload
+  // A sandboxed iframe has no origin and can only be addressed by "*"; the message contains nothing but indices.
   const ask = (target, entries) => target.postMessage({ ...entries, type: ASKS }, "*");
   const asked = () => model.get("asked")[1];
 
@@ -55,7 +55,7 @@ function initialize({ model }) {
 
   addEventListener("message", heard);
   model.on("change:asked", changed);
-  // Pages that opened before this channel did are asked for what they show.
+  // Request the selection of pages that loaded before this channel.
   for (const { contentWindow } of framesOf(mark)) if (contentWindow) ask(contentWindow, {});
   return () => {
     removeEventListener("message", heard);
@@ -63,7 +63,7 @@ function initialize({ model }) {
   };
 }
 
-/** The page in a frame of its own, for front ends that show no HTML beside widgets. */
+/** Show the page in a new iframe, for front ends that show no HTML next to widgets. */
 function render({ model, el }) {
   const mark = model.get("mark");
   const frame = document.createElement("iframe");

@@ -1,4 +1,4 @@
-"""What the heads of a model do: its attention captured, measured and scored."""
+"""Capture the attention of a model, and compute statistics of its heads and the convolution score of its layers."""
 
 from attnconv._util.exports import attach
 

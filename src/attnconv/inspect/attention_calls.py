@@ -1,7 +1,7 @@
-"""Calls of attention, intercepted while a model runs, and their rows, computed on demand from the model's own tensors.
+"""Intercept the attention calls of a running model and compute their rows on demand from the model's own tensors.
 
-Seen are PyTorch's kernels, and softmax over keys in unfused models. Under a `TorchFunctionMode` nn.MultiheadAttention
-and nn.TransformerEncoder leave their inference shortcuts for the same formula in `multi_head_attention_forward`.
+PyTorch's attention functions and, in unfused models, the softmax over keys are intercepted. Under a function mode,
+nn.MultiheadAttention and nn.TransformerEncoder use `multi_head_attention_forward` instead of their inference fast path.
 """
 
 import inspect
@@ -23,14 +23,14 @@ Compute: TypeAlias = Callable[[Tensor, Tensor | None], Tensor]  # the signature 
 
 
 class UnreadableError(Exception):
-    """Why a call of attention cannot be read; `visit_attention` reports it with the module's name."""
+    """An attention call that cannot be read; `visit_attention` adds the module's name to the reason."""
 
 
 @final
 class TokenRows:
-    """Attention probabilities among the tokens of one call.
+    """Attention probabilities between the tokens of one call.
 
-    `shape` is (sequences, heads, queries, keys); windows are sequences. `transient` tensors are as large as the matrix.
+    `shape` is (sequences, heads, queries, keys); windows are sequences. `release` drops tensors that are `transient`.
     """
 
     def __init__(
@@ -43,15 +43,15 @@ class TokenRows:
     def rows(
         self, queries: Int[Tensor, "r"], sequences: Int[Tensor, "s"] | None = None
     ) -> Float[Tensor, "b h r tokens"]:
-        """Probabilities of some queries in some sequences (None for all), at least in float32."""
+        """Return the probabilities of some queries in some sequences (None for all), in float32 or higher precision."""
         if self._compute is None:
-            requirement = "the rows of a model that runs unfused must be asked for inside `visit`"
-            fix = "Its scores are queries x keys and are not kept. Use visit_attention, or turn its fused attention on."
-            raise ValueError(bad("operator", requirement, "a call after the model ran", fix))
+            requirement = "the rows of an unfused attention must be computed inside `visit`"
+            fix = "Its scores are not kept after the visit. Use visit_attention, or enable the model's fused attention."
+            raise ValueError(bad("operator", requirement, "a call after the visit", fix))
         return self._compute(queries, sequences)
 
     def release(self) -> None:
-        """Drop transient tensors."""
+        """Drop the transient tensors."""
         if self.transient:
             self._compute = None
 
@@ -64,7 +64,7 @@ def product_rows(
     scale: float | None = None,
     is_causal: bool = False,
 ) -> TokenRows:
-    """Rows softmax_k(scale q_i . k_j + mask_ij), from the arguments of `scaled_dot_product_attention`."""
+    """Return the rows softmax_j(scale q_i . k_j + mask_ij), given the arguments of `scaled_dot_product_attention`."""
     every_mask = None if mask is None else mask.reshape((1,) * (4 - mask.dim()) + tuple(mask.shape))
     factor = query.shape[-1] ** -0.5 if scale is None else scale
     dtype, shared = score_dtype(query.dtype), query.shape[1] // key.shape[1]
@@ -72,7 +72,7 @@ def product_rows(
     def compute(queries: Tensor, sequences: Tensor | None) -> Tensor:
         with full_precision(query.device):
             keys = _take(key, sequences).to(dtype)
-            if shared > 1:  # groups of heads share their keys
+            if shared > 1:  # grouped-query attention
                 keys = keys.repeat_interleave(shared, 1)
             scores = _products(_take(query, sequences).index_select(2, queries).to(dtype) * factor, keys)
             if every_mask is not None:
@@ -88,9 +88,9 @@ def product_rows(
 
 
 def score_rows(input: Tensor, *_: Any, **__: Any) -> TokenRows:  # noqa: A002  # torch's name
-    """Rows softmax_k(s_ij), from the scores s, (b, h, n, m) or (b, n, m), of a model that runs unfused."""
+    """Return the rows softmax_j(s_ij), given the scores s, (b, h, n, m) or (b, n, m), of an unfused model."""
     if input.dim() > 4:
-        raise UnreadableError(f"its scores have the shape {tuple(input.shape)}, not (batch, heads, queries, keys)")
+        raise UnreadableError(f"its scores have shape {tuple(input.shape)}, not (batch, heads, queries, keys)")
     scores = input if input.dim() == 4 else input[:, None]
 
     def compute(queries: Tensor, sequences: Tensor | None) -> Tensor:
@@ -101,7 +101,7 @@ def score_rows(input: Tensor, *_: Any, **__: Any) -> TokenRows:  # noqa: A002  #
 
 
 def gated_rows(content: TokenRows, position: TokenRows, gate: Float[Tensor, "h"]) -> TokenRows:
-    """(1 - g) A + g P, normalised: ConViT's content A, positions P and gate g (d'Ascoli et al., 2021, equation 6)."""
+    """Return ConViT's (1 - g) A + g P, normalised: content A, positions P, gate g (d'Ascoli et al., 2021, eq. 6)."""
 
     def compute(queries: Tensor, sequences: Tensor | None) -> Tensor:
         rows = content.rows(queries, sequences)
@@ -114,12 +114,12 @@ def gated_rows(content: TokenRows, position: TokenRows, gate: Float[Tensor, "h"]
 
 
 def _take(tensor: Tensor, sequences: Tensor | None) -> Tensor:
-    """Some sequences of a tensor, whose first axis is 1 where all sequences share it."""
+    """Select sequences of a tensor; a first axis of size 1 is shared by all sequences."""
     return tensor if sequences is None or tensor.shape[0] == 1 else tensor.index_select(0, sequences)
 
 
 def _products(query: Float[Tensor, "b h r e"], key: Float[Tensor, "b h m e"]) -> Float[Tensor, "b h r m"]:
-    """query @ key.mT, image by image where matmul would copy all keys (heads interleaved in memory) for a few rows."""
+    """Compute query @ key.mT, image by image where matmul would copy all keys for a few rows."""
     some_rows = query.shape[2] < key.shape[3] and key.shape[0] > 1
     if not some_rows or key.is_contiguous():
         return query @ key.mT
@@ -127,13 +127,13 @@ def _products(query: Float[Tensor, "b h r e"], key: Float[Tensor, "b h m e"]) ->
 
 
 def _softmax(scores: Tensor) -> Tensor:
-    """Softmax over keys; a query without a key has zeros, as in the fused kernels."""
+    """Compute the softmax over keys; a query with every key masked gets zeros, as in the fused kernels."""
     return torch.softmax(scores, -1).masked_fill(scores.amax(-1, keepdim=True) == -torch.inf, 0.0)
 
 
 @final
 class AttentionCalls(TorchFunctionMode):
-    """Passes to `seen`, before each call of attention, a function that returns its rows or raises `UnreadableError`."""
+    """Function mode that passes to `seen`, before each attention call, a function that returns or refuses its rows."""
 
     def __init__(self, seen: Callable[[Callable[[], TokenRows]], None]) -> None:
         super().__init__()
@@ -154,37 +154,37 @@ class AttentionCalls(TorchFunctionMode):
 
 
 def _is_over_keys(input: Any = None, dim: Any = None, *_: Any, **__: Any) -> bool:  # noqa: A002  # torch's names
-    """Whether a softmax may be one of attention: without 4 axes only if queries x keys is a square."""
+    """Whether a softmax may be part of attention: it is over the last axis, and a 3-d input has a square matrix."""
     if not isinstance(input, Tensor) or input.dim() < 3 or dim not in (-1, input.dim() - 1):
         return False
     return input.dim() == 4 or input.shape[-1] == input.shape[-2]
 
 
 def _refuse_shortcut(*_: Any, **__: Any) -> TokenRows:
-    raise UnreadableError("it calls PyTorch's inference shortcut directly, which hides its queries and keys")
+    raise UnreadableError("it calls PyTorch's inference fast path directly, which hides its queries and keys")
 
 
 def _read_kernel(*args: Any, **named: Any) -> TokenRows:
-    """Queries and keys of the fused kernel."""
+    """Read the arguments of `scaled_dot_product_attention`."""
     call = {**dict(zip(KERNEL_ARGUMENTS, args, strict=False)), **named}
     query, key = call["query"], call["key"]
     if query.dim() != 4 or key.dim() != 4:
-        raise UnreadableError(f"its queries have the shape {tuple(query.shape)}, not (batch, heads, tokens, channels)")
+        raise UnreadableError(f"its queries have shape {tuple(query.shape)}, not (batch, heads, tokens, channels)")
     if query.is_nested or key.is_nested:
-        raise UnreadableError("its sequences are nested tensors")
+        raise UnreadableError("it uses nested tensors")
     if query.shape[0] != key.shape[0]:
-        raise UnreadableError(f"{query.shape[0]} sequences of queries share {key.shape[0]} of keys")
+        raise UnreadableError(f"it has {query.shape[0]} sequences of queries but {key.shape[0]} of keys")
     mask, is_causal = call.get("attn_mask"), call.get("is_causal", False)
     return product_rows(query, key, mask=mask, scale=call.get("scale"), is_causal=is_causal)
 
 
 def _read_multihead(*args: Any, **named: Any) -> TokenRows:
-    """Queries and keys of nn.MultiheadAttention, projected once more, with the sum of its masks."""
+    """Read the arguments of nn.MultiheadAttention: project queries and keys again, and add up the masks."""
     given = inspect.signature(F.multi_head_attention_forward).bind(*args, **named)
     given.apply_defaults()
     call = given.arguments
     if call["bias_k"] is not None or call["add_zero_attn"] or call["static_k"] is not None:
-        raise UnreadableError("it adds keys of its own (bias_k, add_zero_attn or static_k) that are no tokens")
+        raise UnreadableError("it adds keys that are not tokens (bias_k, add_zero_attn or static_k)")
     query, key = call["query"], call["key"]  # (tokens, b, c), or (tokens, c)
     if query.dim() == 2:
         query, key = query[:, None], key[:, None]
@@ -208,7 +208,7 @@ def _read_multihead(*args: Any, **named: Any) -> TokenRows:
 
 
 def _additive(mask: Tensor) -> Tensor:
-    """A mask as a term of the scores; True blocks a key."""
+    """Convert a mask to a term that is added to the scores; True blocks a key."""
     if mask.dtype != torch.bool:
         return mask
     return torch.zeros(mask.shape, device=mask.device).masked_fill(mask, -torch.inf)

@@ -1,7 +1,6 @@
-"""How convolutional each attention of a model is on given images.
+"""Audit: measure how convolutional each attention layer of a model is on given images.
 
-The model runs batch by batch under `visit_attention`, and every layer adds its operator to its own `RunningStatistics`,
-so that the memory of one layer is enough.
+The model runs batch by batch under `visit_attention`, with only one layer's operator in memory at a time.
 """
 
 import math
@@ -26,25 +25,25 @@ from attnconv.operators.base import AttentionOperator
 from attnconv.theory.expressibility import can_express
 
 KERNEL = 3
-MOST_POSITIONS = {1: 64, 2: 16, 3: 6}  # per axis, by number of axes: each query takes a QR decomposition
+MOST_POSITIONS = {1: 64, 2: 16, 3: 6}  # per axis, by number of axes: each query needs a QR decomposition
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class LayerAudit:
-    """One attention of a model.
+    """Audit of one attention layer.
 
     Attributes:
-        name: Its module's name, with the number of the call where a module attends more than once.
-        kind: Its module's class.
-        sizes: Keys of the image per axis.
-        queries, query_count: Number of queries measured in every image, and of all.
-        position_only: Whether it is a layer of this library whose attention does not depend on the image.
-        span_residual: The relative part of 3 x 3 kernels (3 per axis) that no weights of the layer reach, away from the
-            border: 0 where it can be every such convolution. None where attention depends on the image, the layer is
-            not this library's, or it is not known.
+        name: The module's name. Later calls of the same module have `(call 2)`, `(call 3)`, ... appended.
+        kind: The module's class.
+        sizes: Number of positions per axis.
+        queries, query_count: Number of queries sampled in each image, and number of all queries.
+        position_only: Whether this is a layer of this library whose attention does not depend on the image.
+        span_residual: Relative norm of the part of 3 x 3 kernels (3 per axis) that no value weights of the layer can
+            express, away from the border: 0 if the layer can express every such convolution. None if the attention
+            depends on the image, the layer belongs to another library, or the residual is unknown.
         statistics: Statistics of the layer and its heads.
-        span_unknown: Why the residual of a layer with `position_only` is not known; else empty.
+        span_unknown: Why the residual of a `position_only` layer is unknown; otherwise empty.
     """
 
     name: str
@@ -58,7 +57,7 @@ class LayerAudit:
     span_unknown: str = ""
 
     def numbers(self) -> dict[str, Any]:
-        """Everything except the profile as JSON values; NaN is null."""
+        """Return all attributes except the profile as JSON values; NaN becomes None."""
         values = {**vars(self), **vars(self.statistics)}
         return {name: json_values(value) for name, value in values.items() if name not in ("statistics", "profile")}
 
@@ -66,12 +65,12 @@ class LayerAudit:
 @final
 @dataclass(frozen=True, eq=False)
 class Audit:
-    """How convolutional the attentions of a model are; printed, a table.
+    """Audit of a model; `print` shows it as a table.
 
     Attributes:
-        layers: In the order in which they run.
+        layers: The layers, in the order in which they run.
         images: Number of images.
-        left_out: Name of each module whose attention could not be read -> the reason. Empty unless `skip_unreadable`.
+        left_out: Modules whose attention could not be read, with the reasons; empty without `skip_unreadable`.
     """
 
     layers: tuple[LayerAudit, ...]
@@ -79,17 +78,30 @@ class Audit:
     left_out: Mapping[str, str] = field(default_factory=dict)
 
     def __getitem__(self, name: str) -> LayerAudit:
-        """The layer with a name; raises a KeyError if there is none."""
+        """Return the layer with this name; raise a `KeyError` if there is none."""
         return {layer.name: layer for layer in self.layers}[name]
 
     def numbers(self) -> dict[str, Any]:
-        """Everything as JSON values."""
+        """Return the whole audit as JSON values."""
         layers = [layer.numbers() for layer in self.layers]
         return {"images": self.images, "layers": layers, "left_out": dict(self.left_out)}
 
+    def rows(self) -> list[dict[str, Any]]:
+        """Return one flat row per head, for `pandas.DataFrame(found.rows())`; statistics of the layer are repeated.
+
+        Vectors are split into their components: `best_shift_0` is the row shift of the best shift.
+        """
+        rows = []
+        for layer in self.layers:
+            numbers = {**layer.numbers(), "sizes": " x ".join(map(str, layer.sizes))}
+            for head in range(len(layer.statistics.entropy)):
+                values = {name: value[head] if isinstance(value, list) else value for name, value in numbers.items()}
+                rows.append({"layer": values.pop("name"), "head": head, **_flat(values)})
+        return rows
+
     def omissions(self) -> list[str]:
-        """A sentence for each attention that was left out."""
-        return [f"Left out {name or 'the model itself'}: {reason}." for name, reason in self.left_out.items()]
+        """Return one sentence per layer that could not be read."""
+        return [f"Skipped {name or 'the model itself'}: {reason}." for name, reason in self.left_out.items()]
 
     def __str__(self) -> str:
         width = max(len("layer"), *(len(layer.name) for layer in self.layers))
@@ -115,26 +127,24 @@ def audit(
     options: Mapping[str, object] | None = None,
     skip_unreadable: bool = False,
 ) -> Audit:
-    """Measure how much of a convolution every attention of a model is, on some images.
+    """Measure how convolutional each attention layer of a model is on the given images.
 
     Args:
-        model: Any module that `visit_attention` reads. It runs in evaluation mode and without gradients.
-        images: Input of the model, normalised as in training, usually (b, c, height, width), the batch first; or an
-            iterable of such batches. All of one size.
-        queries: Upper limit of queries per image, spread evenly, at least 1. With fewer than about a hundred, chance is
-            no longer small.
-        batch: Images at a time, at least 1. `content_share` compares the images of a batch, so take at least 2.
-        grid: As for `visit_attention`, and so are the next three, the same for every batch.
-        prefix: Tokens before the image's.
+        model: Any module that `visit_attention` can read. It runs in evaluation mode and without gradients.
+        images: Input of the model, normalised as in training, usually (b, c, height, width), batch first; or an
+            iterable of such batches. All images must have one size.
+        queries: Maximum number of queries per image, spread evenly. With fewer than 100, chance scores are not small.
+        batch: Batch size, at least 1. `content_share` compares the images of a batch, so use at least 2.
+        grid: Tokens of the image; see `visit_attention`, also for the next three arguments.
+        prefix: Number of tokens before the image's tokens.
         layers: Names of the modules to read; None for all.
         options: Further keyword arguments of the model's forward pass.
-        skip_unreadable: Leave out attention that cannot be read, such as that of a pooling head with one query, and
-            name it in `left_out`. Ignored with `layers`.
+        skip_unreadable: List attention that cannot be read in `left_out` instead of raising. Ignored with `layers`.
 
     Raises:
-        TypeError: `images` holds other things than floating point tensors; or `queries` or `batch` is no whole number.
-        ValueError: There are no images; an image is constant or holds NaN or infinity; images differ in size; the model
-            does not accept them or `options`, or returns NaN; or an attention cannot be read, or there is none.
+        TypeError: `images` is not made of floating point tensors, or `queries` or `batch` is not an integer.
+        ValueError: There are no images; an image is constant or contains NaN or infinity; image sizes differ; the model
+            rejects the images or `options`, or returns NaN; or attention cannot be read, or there is none.
 
     Example:
         >>> from attnconv.convert import from_conv
@@ -157,17 +167,17 @@ def audit(
                 model, some, visit, grid=grid, prefix=prefix, layers=layers, options=options, unreadable=unreadable
             )
     if shape is None:
-        raise ValueError(bad("images", "must hold at least one image", 0))
+        raise ValueError(bad("images", "must contain at least one image", 0))
     if not running:
         named = "; ".join(f"{name!r}: {reason}" for name, reason in left_out.items())
-        raise ValueError(bad("model", "must have an attention that can be read", named))
+        raise ValueError(bad("model", "must have at least one attention layer that can be read", named))
     return Audit(tuple(layer.result(name, model) for name, layer in running.items()), count, left_out)
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class _RunningLayer:
-    """What is gathered of one attention."""
+    """Accumulated statistics of one attention layer."""
 
     module: str
     grid: Grid
@@ -201,13 +211,13 @@ class _RunningLayer:
 def _adding_to(
     running: dict[str, _RunningLayer], images: Tensor, queries: int
 ) -> Callable[[str, AttentionOperator], None]:
-    """Add the attentions of one batch of images to the layers; later calls of a module are layers of their own."""
+    """Return a visitor that adds one batch to the layers; each further call of a module counts as a separate layer."""
     calls: Counter[str] = Counter()
 
     def visit(name: str, operator: AttentionOperator) -> None:
         if images.dim() == 3 and isinstance(operator, TokenOperator) and operator.batch != len(images):
-            got = f"{tuple(images.shape)}, of which {name!r} attends in {operator.batch} sequences"
-            fix = "Wrap the model in one that transposes them."
+            got = f"shape {tuple(images.shape)}, while {name!r} attends in {operator.batch} sequences"
+            fix = "Wrap the model in a module that transposes its input."
             raise ValueError(bad("images", "must have the batch axis first", got, fix))
         calls[name] += 1
         key = name if calls[name] == 1 else f"{name} (call {calls[name]})"
@@ -215,7 +225,7 @@ def _adding_to(
             chosen = sample_queries(operator.grid, queries, device=operator.device)
             running[key] = _RunningLayer(name, operator.grid, chosen, RunningStatistics())
         layer = running[key]
-        # None asks for all queries: products over axes are then summed without a single row.
+        # With None (all queries), moments of products over axes are computed without any row.
         everything = len(layer.queries) == layer.grid.query_count
         layer.statistics.add(operator, queries=None if everything else layer.queries)
 
@@ -225,38 +235,46 @@ def _adding_to(
 @final
 @dataclass(frozen=True)
 class KernelSpan:
-    """How near one layer comes to every 3 x 3 convolution."""
+    """How closely one layer can express every 3 x 3 convolution."""
 
-    missed: float | None  # relative part of kernels that no weights reach, away from the border
-    expresses: bool  # whether that is 0 to rounding
-    sizes: tuple[int, ...]  # positions per axis of the image
-    reason: str  # why `missed` is None, else empty
+    missed: float | None  # `LayerAudit.span_residual`
+    expresses: bool  # whether it is 0 up to rounding
+    sizes: tuple[int, ...]  # positions per axis on which it was measured
+    reason: str  # why `missed` is None, otherwise empty
 
 
 def kernel_span(layer: SelfAttention, sizes: Sequence[int]) -> KernelSpan:
-    """Measure a layer whose attention depends on positions only, on an image that is just large enough to tell."""
+    """Measure a layer whose attention depends on positions only, on a grid of at most `MOST_POSITIONS`."""
     few = tuple(min(size, MOST_POSITIONS[len(sizes)]) for size in sizes)
     try:
         found = can_express(layer, KERNEL, sizes=few)
     # A custom encoding may raise any of these for an image of another size.
     except (ValueError, RuntimeError, IndexError, TypeError) as error:
         words = str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
-        return KernelSpan(None, False, few, f"on {' x '.join(map(str, few))} positions it stopped with: {words}")
+        return KernelSpan(None, False, few, f"on {' x '.join(map(str, few))} positions it raised: {words}")
     return KernelSpan(found.missed, found.missed <= found.tolerance, few, "")
 
 
 def _batches(images: Tensor | Iterable[Tensor], batch: int) -> Iterator[Tensor]:
     for some in (images,) if isinstance(images, Tensor) or not isinstance(images, Iterable) else images:
         if not isinstance(some, Tensor):
-            fix = "Of a loader that gives images and labels, pass (images for images, labels in loader)."
-            raise TypeError(bad("images", "must be a tensor or batches that are tensors", type(some).__name__, fix))
+            fix = "For a loader of images and labels, pass (images for images, labels in loader)."
+            raise TypeError(bad("images", "must be a tensor or an iterable of tensors", type(some).__name__, fix))
         check_dense(some)
         if len(some) > 0:
             yield from some.split(batch)
 
 
+def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Split nested lists into their entries, with the indices appended to the names."""
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        flat |= _flat({f"{name}_{i}": part for i, part in enumerate(value)}) if type(value) is list else {name: value}
+    return flat
+
+
 def json_values(value: Any) -> Any:
-    """Lists in place of tensors, and None in place of numbers that JSON does not have."""
+    """Replace tensors by lists, and NaN and infinity by None."""
     if isinstance(value, Tensor):
         return json_values(value.tolist())
     if isinstance(value, Mapping):

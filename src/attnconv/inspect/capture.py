@@ -1,7 +1,7 @@
-"""Attention of any model, read by hooks and intercepted calls (`attention_calls`) while it runs, one layer at a time.
+"""Read the attention of any model, one layer at a time, with hooks and intercepted calls (`attention_calls`).
 
-Images are checked beforehand, and errors of a forward pass name them. What cannot be read is refused by the module's
-name, as are modules named as attention in which none is seen: no map may be missed silently.
+Images are checked first, and an error in the forward pass is attributed to them. No attention is skipped silently:
+unreadable attention raises an error with the module's name, as does a module named like attention without such a call.
 """
 
 import inspect
@@ -26,9 +26,9 @@ from attnconv.layers.self_attention import SelfAttention
 from attnconv.operators.base import AttentionOperator
 
 # Classes whose probabilities are not the softmax that they compute.
-_DIFFERENCE = "it attends by the difference of two softmaxes"
+_DIFFERENCE = "its attention is the difference of two softmaxes"
 _TALKING = "it mixes its heads after the softmax"
-_CHANNELS = "it attends among channels, not among tokens"
+_CHANNELS = "it attends to channels instead of tokens"
 NOT_A_SOFTMAX = {
     "DiffAttention": _DIFFERENCE,
     "DiffParallelScalingBlock": _DIFFERENCE,
@@ -37,7 +37,7 @@ NOT_A_SOFTMAX = {
     "CrossCovarianceAttn": _CHANNELS,
 }
 
-# Errors of this library about an argument; all other errors in a forward pass are the model's own.
+# Errors of this library about an argument; all other errors in a forward pass come from the model.
 _OWN_ERRORS = re.compile(r"(images|model(\.\S*)?|layers|grid|prefix|queries|options|kernel_size|position_length): ")
 _OTHER_ARGUMENTS = re.compile("unexpected keyword|missing .* required")
 
@@ -53,27 +53,25 @@ def visit_attention(
     options: Mapping[str, object] | None = None,
     unreadable: Callable[[str, str], object] | None = None,
 ) -> None:
-    """Run a model once and pass the operator of each attention to a function, just before it is computed.
+    """Run a model once and call a function with the operator of each attention layer, just before the layer runs.
 
-    Reads layers of this library, vision transformers of timm, torchvision and Hugging Face, nn.MultiheadAttention, and
-    whatever else calls PyTorch's attention or a softmax over keys. Foreign layers give a `TokenOperator`.
+    Supports layers of this library, vision transformers of timm, torchvision and Hugging Face, nn.MultiheadAttention,
+    and all modules that call PyTorch's attention or a softmax over keys. Foreign layers become a `TokenOperator`.
 
     Args:
         model: Any module. It runs in evaluation mode and without gradients; its mode is restored.
-        images: Input of the model, (b, c, height, width) for a model of images.
-        visit: Called with the module's name and its operator, in the order in which attentions run.
-        grid: Tokens of the image, (height, width), for models that do not say it and for inputs that are no images.
-        prefix: Number of class tokens and registers before the image's tokens, for models that do not say it. With
-            `grid`, the remaining tokens are after the image's.
-        layers: Names of the modules to read; None for all. Others are neither read nor refused.
+        images: Input of the model, (b, c, height, width) for an image model.
+        visit: Called with the module's name and its operator, in the order in which the layers run.
+        grid: Tokens of the image, (height, width), if the model has no attribute for it or the input is not an image.
+        prefix: Number of class tokens and registers before the image's tokens, if the model has no attribute for it.
+            With `grid`, the remaining tokens are assumed to follow the image's.
+        layers: Names of the modules to read; None for all. Other modules are ignored.
         options: Further keyword arguments of the model's forward pass, such as `interpolate_pos_encoding`.
-        unreadable: Called with name and reason for attention that cannot be read, instead of an error. Ignored with
-            `layers`.
+        unreadable: Called with name and reason if attention cannot be read, instead of raising. Ignored with `layers`.
 
     Raises:
         TypeError: An argument has the wrong type.
-        ValueError: An attention cannot be read, the model has none that runs, one of `layers` does not run, or the
-            forward pass does not accept the arguments.
+        ValueError: Attention cannot be read, none runs, one of `layers` does not run, or the forward pass fails.
 
     Example:
         >>> block = nn.TransformerEncoderLayer(8, nhead=2, dim_feedforward=8, batch_first=True)
@@ -98,24 +96,24 @@ def visit_attention(
             with torch.no_grad(), evaluating(model), uncompiled(model), AttentionCalls(state.call):
                 model(images, **call_options)
         except Exception:
-            state.raise_refusal()  # what comes after a refusal would hide it
+            state.raise_refusal()  # a later error would hide it
             raise
     state.check(model)
 
 
 def attention_operators(model: nn.Module, images: Tensor) -> dict[str, AttentionOperator]:
-    """Return the operators of all attention layers of a model, by the layers' names in the order in which they run.
+    """Return the operators of all attention layers of a model, by layer name, in the order in which they run.
 
-    Operators of content-based layers hold queries and keys of every image; use `visit_attention` to see one at a time,
-    and for models of other libraries that run unfused. A layer that runs several times has its last operator.
+    Operators of content-based layers keep the queries and keys of every image. To process one layer at a time, and for
+    unfused models of other libraries, use `visit_attention`. A layer that runs several times has its last operator.
 
     Args:
-        model: Any module that `visit_attention` reads.
+        model: Any module that `visit_attention` can read.
         images: Input of the model, (b, c, height, width).
 
     Raises:
-        TypeError: `model` is no module, or `images` no tensor.
-        ValueError: The model has no attention that runs, or does not accept `images`.
+        TypeError: `model` is not a module, or `images` is not a tensor.
+        ValueError: An attention layer cannot be read, no attention layer runs, or the model does not accept `images`.
 
     Example:
         >>> from attnconv import SelfAttention2d
@@ -132,7 +130,7 @@ def attention_operators(model: nn.Module, images: Tensor) -> dict[str, Attention
 
 def _check_arguments(grid: object, prefix: object, layers: Any) -> None:
     if grid is not None and not (isinstance(grid, Sequence) and all(is_index(size) for size in grid)):
-        raise TypeError(bad("grid", "must be whole numbers, (height, width), or None", repr(grid)))
+        raise TypeError(bad("grid", "must be a tuple of integers, (height, width), or None", repr(grid)))
     if prefix is not None:
         whole("prefix", prefix, 0)
     names = isinstance(layers, Collection) and not isinstance(layers, str)
@@ -141,43 +139,43 @@ def _check_arguments(grid: object, prefix: object, layers: Any) -> None:
 
 
 def checked_options(model: nn.Module, images: Tensor, options: Any) -> dict[str, object]:
-    """Check keyword arguments (or None) of a model's call against the signature of its forward pass."""
+    """Check keyword arguments (or None) of a model against the signature of its forward pass."""
     if options is not None and not (isinstance(options, Mapping) and all(isinstance(name, str) for name in options)):
         raise TypeError(bad("options", "must be a mapping from names to values, or None", repr(options)))
     given: dict[str, object] = {} if options is None else dict(options)
     try:
         signature = inspect.signature(model.forward)
-    except ValueError:  # of compiled scripts there is none
+    except ValueError:  # a scripted module has no signature
         return given
     try:
         signature.bind(images, **given)
     except TypeError as error:
-        requirement = f"must be what the forward pass of {type(model).__name__} takes by name"
-        raise ValueError(bad("options", requirement, ", ".join(given) or "none", f"It says: {error}.")) from error
+        requirement = f"must be keyword arguments of the forward pass of {type(model).__name__}"
+        raise ValueError(bad("options", requirement, ", ".join(given) or "none", f"It raised: {error}.")) from error
     return given
 
 
 def check_images(images: Tensor, *, least: int = 1, before: int = 0, shape: tuple[int, ...] | None = None) -> None:
-    """Raise an error that names the images that are constant, not finite or not of `shape`, counted from `before`."""
+    """Raise an error with the indices, from `before`, of images that are constant, not finite or not of `shape`."""
     check_dense(images, least=least)
     if shape is not None and tuple(images.shape[1:]) != shape:
         got = f"{tuple(images.shape[1:])} after {shape}"
-        raise ValueError(bad("images", "must all have one shape", got, "Crop or scale them to one size."))
+        raise ValueError(bad("images", "must all have the same shape", got, "Crop or resize them to one size."))
     if broken := _indices(~images.flatten(1).isfinite().all(1), before):
         raise ValueError(bad("images", "must be finite", f"NaN or infinity in image {broken}"))
-    # In each channel where there are channels; a single pixel does not count as constant.
+    # Constant means constant in each channel; a single pixel does not count.
     pixels = images.flatten(2) if images.dim() > 3 else images.flatten(1)[:, None]
     constant = (pixels == pixels[..., :1]).flatten(1).all(1) & (pixels.shape[-1] > 1)
     if blank := _indices(constant, before):
-        fix = "Attention on a blank image tells nothing of the model. Pass real images."
-        raise ValueError(bad("images", "must have pixels that differ", f"one value everywhere in image {blank}", fix))
+        fix = "Attention on a blank image says nothing about the model. Pass real images."
+        raise ValueError(bad("images", "must not be constant", f"a single value in image {blank}", fix))
 
 
 @contextmanager
 def blaming_images(model: nn.Module, images: Tensor, options: Mapping[str, object] | None = None) -> Iterator[None]:
-    """Report errors of a model's forward pass as errors of `images`, or of `options` if it wants other arguments.
+    """Attribute errors of a model's forward pass to `images`, or to `options` if the arguments do not match.
 
-    Errors of this library stay as they are.
+    Errors of this library are raised unchanged.
     """
     try:
         yield
@@ -188,21 +186,21 @@ def blaming_images(model: nn.Module, images: Tensor, options: Mapping[str, objec
             raise
         reason = str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
         also = f", with {', '.join(options)}" if options else ""
-        requirement = f"must be what the forward pass of {type(model).__name__} takes{also}"
+        requirement = f"must be accepted by the forward pass of {type(model).__name__}{also}"
         argument, got = "images", f"a batch of shape {tuple(images.shape)}"
-        if isinstance(error, TypeError) and _OTHER_ARGUMENTS.search(reason):  # a part received the arguments
+        if isinstance(error, TypeError) and _OTHER_ARGUMENTS.search(reason):  # a submodule received the arguments
             argument, got = "options", ", ".join(options or ()) or "none"
-        raise ValueError(bad(argument, requirement, got, f"It stopped with: {reason}.")) from error
+        raise ValueError(bad(argument, requirement, got, f"It raised: {reason}.")) from error
 
 
 def _indices(flags: Tensor, before: int) -> str:
-    """Indices of the flagged images, at most five."""
+    """Format the indices of the flagged images, at most five of them."""
     numbers = [before + index for index in flags.nonzero().flatten().tolist()]
     return ", ".join(map(str, numbers[:5])) + (f" and {len(numbers) - 5} more" if len(numbers) > 5 else "")
 
 
 def uncompiled(model: nn.Module) -> AbstractContextManager[object]:
-    """A context in which compiled modules run eagerly: compiled code does not call hooks."""
+    """Return a context in which compiled modules run eagerly, since compiled code does not call hooks."""
     compiled = any(
         type(module).__name__ == "OptimizedModule" or getattr(module, "_compiled_call_impl", None) is not None
         for module in model.modules()
@@ -213,7 +211,7 @@ def uncompiled(model: nn.Module) -> AbstractContextManager[object]:
 @final
 @dataclass(eq=False)
 class _Visit:
-    """The state of one visit: which modules are running, and what was read or refused."""
+    """State of one visit: the modules that are running, and the layers read or rejected so far."""
 
     images: Tensor
     visit: Callable[[str, AttentionOperator], None]
@@ -224,14 +222,14 @@ class _Visit:
     refused: dict[str, tuple[nn.Module, str]] = field(default_factory=dict)
     seen: dict[str, None] = field(default_factory=dict)  # in the order in which they run
     running: list[Running] = field(default_factory=list)
-    visiting: bool = False  # what the visitor runs is no part of the pass
-    own: int = 0  # layers of this library that are running: what they call is theirs
+    visiting: bool = False  # calls made by the visitor are ignored
+    own: int = 0  # number of this library's layers that are running; calls inside them are ignored
 
     def watch(self, name: str, module: nn.Module, hooks: ExitStack) -> None:
         """Register hooks that record when a module begins and ends."""
         if isinstance(module, torch.jit.ScriptModule):
             if self.layers is None:
-                self._refuse(name, module, "it is a compiled script, which hides what it calls")
+                self._refuse(name, module, "it is a scripted module, whose calls cannot be intercepted")
             return
         begin, end = partial(self._begin, name), partial(self._end, name)
         hooks.enter_context(module.register_forward_pre_hook(begin, with_kwargs=True))
@@ -261,15 +259,15 @@ class _Visit:
         self.own -= isinstance(module, SelfAttention)
         if self.running:
             self.running[-1].calls += frame.calls
-        # After an error there is no output; it must not be hidden behind another.
+        # There is no output after an error; do not hide that error behind another.
         silent = output is not None and frame.calls == 0 and self.own == 0
         kind = type(module).__name__
         claims = kind.lower().endswith(("attention", "attn")) or kind in NOT_A_SOFTMAX
         if silent and claims and self._wanted(name):
-            self._refuse(name, module, "no call of PyTorch's attention and no softmax over keys is seen in it")
+            self._refuse(name, module, "it makes no call of PyTorch's attention and no softmax over keys")
 
     def call(self, read: Callable[[], TokenRows]) -> None:
-        """Read a call of attention that is about to run."""
+        """Read an attention call that is about to run."""
         if self.own > 0 or self.visiting:
             return
         frames = self.running
@@ -297,54 +295,54 @@ class _Visit:
 
     def _hand_over(self, name: str, operator: AttentionOperator) -> None:
         self.seen[name] = None
-        if self.refused and self.unreadable is None:  # the pass only goes on to name what can be read
+        if self.refused and self.unreadable is None:  # the rest of the pass only collects names for the error
             return
         self.visiting = True
         self.visit(name, operator)
         self.visiting = False
 
     def _refuse(self, name: str, module: nn.Module, reason: str) -> None:
-        """Record what cannot be read; the pass continues in order to see what can be."""
+        """Record attention that cannot be read; the pass continues, to find out what can be read."""
         if name in self.refused:
             return
         self.refused[name] = (module, reason)
         if self.running:
-            self.running[-1].calls += 1  # its parents need not report that nothing was seen in them
+            self.running[-1].calls += 1  # so that its parents do not report that they make no attention call
         if self.unreadable is not None:
             self.unreadable(name, reason)
 
     def raise_refusal(self) -> None:
-        """Raise an error for the first refusal, unless the caller receives them."""
+        """Raise an error for the first rejected module, unless there is an `unreadable` callback."""
         if not self.refused or self.unreadable is not None:
             return
         name, (module, reason) = next(iter(self.refused.items()))
-        fix = f"It is not: {reason}."
+        fix = f"It cannot be read because {reason}."
         if readable := [name for name in self.seen if name not in self.refused]:
-            fix += f" Others are: pass layers={list(readable)}"
-            fix += ", or to `audit` skip_unreadable=True, which names what it leaves out."
+            fix += f" To read only the others, pass layers={list(readable)}; `audit` also accepts skip_unreadable=True."
         requirement = f"the attention of module {name!r} must be readable"
         raise ValueError(bad("model", requirement, type(module).__name__, fix))
 
     def check(self, model: nn.Module) -> None:
-        """Refuse a pass without attention, or without a layer that was asked for."""
+        """Raise an error if no attention ran, or if a requested layer did not."""
         self.raise_refusal()
         if missing := sorted((self.layers or frozenset()) - self.seen.keys()):
-            requirement = "must name modules in which attention is seen"
-            raise ValueError(bad("layers", requirement, repr(missing), "visit_attention names them as it goes."))
+            requirement = "must be names of modules that compute attention"
+            fix = "visit_attention without `layers` passes every name to `visit`."
+            raise ValueError(bad("layers", requirement, repr(missing), fix))
         if not self.seen and not self.refused:
-            fix = "No layer of this library, no call of PyTorch's attention and no softmax over keys was seen in it."
-            raise ValueError(bad("model", "must attend at least once", type(model).__name__, fix))
+            fix = "It ran no layer of this library, no call of PyTorch's attention and no softmax over keys."
+            raise ValueError(bad("model", "must have attention", type(model).__name__, fix))
 
 
 def _with_gate(frame: Running, rows: TokenRows) -> TokenRows | None:
-    """The attention of a module that mixes content and positions by a gate; None until both parts are known."""
+    """Return a module's attention, with content and positions mixed by its gate; None until both parts are known."""
     module: Any = frame.module
     if isinstance(module, GatedPositionalAttention):
-        if rows.transient:  # scores of positions along one axis: they are added here
+        if rows.transient:  # position scores along one axis; `position_operator` covers them
             return None
         side = math.isqrt(rows.queries)
         operator = module.position_operator(frame.resolution or (side, side))
-        shape = (1, rows.heads, rows.queries, rows.keys)  # all images share them
+        shape = (1, rows.heads, rows.queries, rows.keys)  # shared by all images
         position = TokenRows(lambda queries, _: operator.rows(queries), shape, rows.device)
         return gated_rows(rows, position, torch.sigmoid(module.gating_param))
     if type(module).__name__ != "GPSA":
@@ -357,11 +355,11 @@ def _with_gate(frame: Running, rows: TokenRows) -> TokenRows | None:
 
 
 def _other_formula(module: nn.Module) -> str | None:
-    """What a module is known to do to its softmax that changes its probabilities; None for all others."""
+    """Return why a module's probabilities are known to differ from its softmax; None for all other modules."""
     kind = type(module).__name__
     if kind in NOT_A_SOFTMAX:
         return NOT_A_SOFTMAX[kind]
     if "ChannelAttention" in kind:
         return _CHANNELS
-    # Class names do not tell: timm has an Attention2d with talking heads (EfficientFormerV2) and one without.
+    # The class name is not enough: timm has an Attention2d with talking heads (EfficientFormerV2) and one without.
     return _TALKING if isinstance(getattr(module, "talking_head2", None), nn.Module) else None

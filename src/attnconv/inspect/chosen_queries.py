@@ -1,4 +1,4 @@
-"""Which queries to look at: a sample that is spread over the grid, blocks that fit in memory, maps of a chosen few."""
+"""Choose queries: samples spread over the grid, blocks that fit in memory, and attention maps of given queries."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -15,19 +15,18 @@ from attnconv.grid import Grid
 from attnconv.inspect.capture import visit_attention
 from attnconv.operators.base import AttentionOperator, Queries, all_queries, query_indices
 
-BLOCK = 2**22  # probabilities held at once: 32 MiB in float64, a few times over
+BLOCK = 2**22  # probabilities per block: 32 MiB in float64, for each of a few temporary tensors
 
 
 def sample_queries(grid: Grid, count: int, *, seed: int = 0, device: torch.device | None = None) -> Int[Tensor, "r"]:
-    """Choose at most `count` queries spread over a grid, flat and ascending: a random one in each of its cells.
+    """Sample at most `count` queries spread over a grid, one random query per cell, as flat indices in ascending order.
 
-    Cells are as equal as whole numbers allow. An even lattice would sample attention windows, which are a lattice too,
-    at the same few places in each.
+    Cells are nearly equal. A regular lattice would sample window attention at the same few places of every window.
 
     Args:
         grid: The grid of queries.
-        count: Upper limit, at least 1; all queries if there are not more.
-        seed: Seed of the positions in the cells.
+        count: Maximum number of queries, at least 1. All queries are returned if there are no more than that.
+        seed: Seed of the random positions in the cells.
         device: Device of the indices, such as `operator.device`.
 
     Example:
@@ -39,7 +38,7 @@ def sample_queries(grid: Grid, count: int, *, seed: int = 0, device: torch.devic
 
 
 def lattice_queries(grid: Grid, count: int, *, device: torch.device | None = None) -> Int[Tensor, "r"]:
-    """The middle query of each cell of `sample_queries`, as a picture needs: every query is near one of them."""
+    """Return the middle query of each cell of `sample_queries`, so that every query is close to one of them."""
     return _one_per_cell(grid, count, lambda cells: torch.full(cells, 0.5, dtype=torch.float64), device)
 
 
@@ -48,14 +47,14 @@ def query_blocks(operator: AttentionOperator, queries: Queries | None = None) ->
     grid = operator.grid
     chosen = all_queries(grid, operator.device) if queries is None else query_indices(queries, grid, operator.device)
     if chosen.numel() == 0:
-        raise ValueError(bad("queries", "must hold at least one query", 0, "Pass None for all."))
+        raise ValueError(bad("queries", "must contain at least one query", 0, "Pass None for all."))
     return chosen.split(max(1, BLOCK // (operator.batch * operator.heads * grid.lattice_count)))
 
 
 def _one_per_cell(
     grid: Grid, count: int, fractions: Callable[[list[int]], Tensor], device: torch.device | None
 ) -> Int[Tensor, "r"]:
-    """The query in each cell that is this fraction of the cell's length from its start, drawn for each axis."""
+    """Return one query per cell, at a fraction of the cell's length per axis that `fractions` gives."""
     counts = _cells(grid, whole("count", count, 1))
     flat = torch.zeros((), dtype=torch.int64)
     for axis, (size, taken) in enumerate(zip(grid.query_sizes, counts, strict=True)):
@@ -68,7 +67,7 @@ def _one_per_cell(
 
 
 def _cells(grid: Grid, count: int) -> list[int]:
-    """Cells per axis, at most `count` in all: the coarsest axis that has room is refined, again and again."""
+    """Return the number of cells per axis, at most `count` in total, by refining the coarsest axis repeatedly."""
     sizes, counts = grid.query_sizes, [1] * grid.dims
     while room := [
         axis
@@ -82,12 +81,12 @@ def _cells(grid: Grid, count: int) -> list[int]:
 @final
 @dataclass(frozen=True, eq=False)
 class QueryMaps:
-    """Attention probabilities of some queries of one layer, as in Figures 5, 6 and 7 of the paper.
+    """Attention maps of some queries of one layer, as in Figures 5, 6 and 7 of the paper.
 
     Attributes:
         name: The layer's name in the model.
-        positions: Row and column of each query, counted in keys.
-        maps: (r, h, rows, columns) mean probabilities over the image's keys, float64.
+        positions: Row and column of each query on the grid of keys.
+        maps: (r, h, rows, columns) float64, attention probabilities over the image's keys, averaged over images.
     """
 
     name: str
@@ -98,21 +97,21 @@ class QueryMaps:
 def mean_query_maps(
     model: nn.Module, images: Tensor, *, places: Sequence[tuple[float, float]], batch_size: int = 10
 ) -> list[QueryMaps]:
-    """Compute mean attention probabilities of chosen queries over images, for the layers in the order of their calls.
+    """Compute attention maps of given queries, averaged over images, for each layer in the order in which they run.
 
     Args:
-        model: Any module that `visit_attention` reads. Of a layer that runs several times the last call counts.
+        model: Any module that `visit_attention` can read. If a layer runs several times, its last call counts.
         images: (n, c, height, width), n at least 1.
-        places: Queries as fractions of the image's height and width, each at least 0 and below 1.
-        batch_size: Images at once, at least 1.
+        places: Queries as fractions of the image's height and width, each in [0, 1).
+        batch_size: Number of images per forward pass, at least 1.
 
     Raises:
-        ValueError: No image, a place outside the image, a batch size below 1, or a layer that is not two-dimensional.
+        ValueError: There are no images, a place is outside them, `batch_size` is below 1, or a layer is not 2-d.
     """
     if images.ndim != 4 or not len(images):
         raise ValueError(bad("images", "must be (n, c, height, width) with n at least 1", tuple(images.shape)))
     if not places or not all(0.0 <= part < 1.0 for place in places for part in place):
-        raise ValueError(bad("places", "must be (row, column), each at least 0 and below 1", repr(list(places))))
+        raise ValueError(bad("places", "must be pairs (row, column) in [0, 1)", repr(list(places))))
     sums: dict[str, QueryMaps] = {}
     for batch in images.split(whole("batch_size", batch_size, 1)):
         maps: dict[str, QueryMaps] = {}
@@ -128,7 +127,7 @@ def mean_query_maps(
 
 
 def _maps_of(name: str, operator: AttentionOperator, places: Sequence[tuple[float, float]]) -> QueryMaps:
-    """The mean over the images of one operator."""
+    """Return the maps of one operator, averaged over its images."""
     grid = operator.grid
     if grid.dims != 2:
         raise ValueError(bad("model", f"layer {name!r} must be two-dimensional", f"{grid.dims} axes"))

@@ -1,7 +1,7 @@
-"""Statistics of each head of a layer and of the whole layer, over one or several batches of images.
+"""Statistics of the heads of a layer, and of the layer as a whole, over one or several batches of images.
 
-Centre, covariance, distance, entropy and the share of content are means over queries (`attention_moments`), then over
-images. The rest comes from the profile p_h(delta) (`shift_profile`). With w_h = p_h / sum_delta p_h,
+Centre, covariance, distance, entropy and content share are means over queries (`attention_moments`), then over images.
+The other statistics are computed from the shift profile p_h(delta) (`shift_profile`). With w_h = p_h / sum_delta p_h,
 
     gaussian overlap     sum_delta min(w_h, g_h),  g_h(delta) ~ exp(-1/2 (delta - mu)^T C^-1 (delta - mu)),  sum g_h = 1
                          with mu, C the mean and covariance of w_h: 1 where the head's pattern is a Gaussian
@@ -10,8 +10,9 @@ images. The rest comes from the profile p_h(delta) (`shift_profile`). With w_h =
                          mass = max over f with at most c = ceil(heads / 3^d) heads at a shift of
                                 (1 / heads) sum_h p_h(f(h))
 
-A score of 1 is a layer of Lemma 1 (every head at its own shift, everywhere), 0 is uniform attention. c is what an even
-split of the heads among 3^d taps needs: copies of one tap score little, but a tap of full rank may take several heads.
+A score of 1 means that the layer is as in Lemma 1 (each head attends to one shift, for every query); 0 means uniform
+attention. c heads per shift suffice to split the heads evenly among 3^d taps: many copies of one tap score low, while a
+tap of full rank may use several heads.
 """
 
 import itertools
@@ -30,30 +31,29 @@ from attnconv.inspect.moments import AttentionMoments, attention_moments
 from attnconv.inspect.shift_profiles import RunningShiftProfile, ShiftProfile
 from attnconv.operators.base import AttentionOperator, Queries
 
-# Variance in pixels squared below which a matched Gaussian is a single tap: no profile on whole shifts lies between.
-LEAST_VARIANCE = 1e-6
-ROUNDING = 1e-6  # of the largest singular value: differences that float32 rows leave between equal heads
+LEAST_VARIANCE = 1e-6  # lower limit of a Gaussian's variance in positions squared; a single tap has variance 0
+ROUNDING = 1e-6  # relative to the largest singular value: float32 differences between equal heads
 MOMENTS = ("centre", "covariance", "distance", "entropy", "padding_mass")
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class LayerStatistics:
-    """Statistics of one attention layer. Tensors are float64 unless said otherwise.
+    """Statistics of one attention layer. Tensors are float64 unless noted otherwise.
 
     Attributes:
-        centre, covariance, distance, entropy, padding_mass: Those of `AttentionMoments`, as means over images.
+        centre, covariance, distance, entropy, padding_mass: As in `AttentionMoments`, averaged over images.
         content_share: Share of the probabilities' variance that differs between images of a batch, (h,), 0 to 1; None
-            where no operator held several images.
-        position_share: 1 - content_share, what positions explain.
-        constancy: How constant the pattern is as the query moves, (h,), 0 to 1; NaN without mass.
-        best_shift: The shift with the most mass, (h, dims) int64 in pixels.
-        shift_mass: The mass there, (h,), 0 to 1.
-        gaussian_overlap: Mass shared with a Gaussian, (h,), 0 to 1; NaN for a head without mass on the shifts.
-        coverage: Mean mass of distinct heads on the taps of the kernel they could make up, 0 to 1 (`grid_coverage`).
-        tap_residual: How far those taps lie outside the span of the heads' profiles, 0 to 1 (`tap_residual`).
+            if every batch had one image, or all images share their attention.
+        position_share: 1 - content_share, the share that positions explain.
+        constancy: How constant the attention pattern is as the query moves, (h,), 0 to 1; NaN without mass.
+        best_shift: Shift with the most mass, (h, dims) int64, in positions.
+        shift_mass: Mass at the best shift, (h,), 0 to 1.
+        gaussian_overlap: Overlap with a Gaussian, (h,), 0 to 1; NaN for a head without mass on the shifts.
+        coverage: Mean mass of distinct heads on the taps of the kernel that they could form, 0 to 1 (`grid_coverage`).
+        tap_residual: Relative distance of those taps from the span of the heads' profiles, 0 to 1.
         redundancy: Mean cosine between the profiles of two heads, 0 to 1; 0 for a single head.
-        receptive_field: Root mean square extent of the mean profile, in pixels; NaN without mass.
+        receptive_field: Root mean square extent of the mean profile, in positions; NaN without mass.
         convolution_score: Share of the attention that one tap per head accounts for, 0 (chance) to 1.
         profile: Attention per shift.
     """
@@ -78,14 +78,15 @@ class LayerStatistics:
 
 
 def layer_statistics(operator: AttentionOperator, *, queries: Queries | None = None) -> LayerStatistics:
-    """Compute what each head of one operator does, and how convolutional the layer is.
+    """Compute the statistics of the heads of one operator, and its convolution score.
 
     Args:
-        operator: The attention probabilities, as `attention_operators` returns them.
-        queries: As for `attention_moments`.
+        operator: The attention probabilities, for example from `attention_operators`.
+        queries: Flat query indices; None for all queries of the grid.
 
     Raises:
-        TypeError, ValueError: As `attention_moments`.
+        TypeError: `queries` are not integers.
+        ValueError: `queries` is empty or out of range, or the probabilities are not finite.
 
     Example:
         >>> from attnconv import Grid, Shift
@@ -100,10 +101,9 @@ def layer_statistics(operator: AttentionOperator, *, queries: Queries | None = N
 
 @final
 class RunningStatistics:
-    """One layer's statistics over several batches of images: `add` the operator of each, then ask for the `result`.
+    """Statistics of one layer, accumulated over batches of images: `add` one operator per batch, then call `result`.
 
-    Images have equal weight; an operator that all images share counts as one, and an image on which a head has no mass
-    as none in the head's moments.
+    Images have equal weight; an operator shared by all images counts as one. A head's moments skip images without mass.
 
     Example:
         >>> from attnconv import Dense, Grid
@@ -119,12 +119,12 @@ class RunningStatistics:
 
     @torch.no_grad()
     def add(self, operator: AttentionOperator, *, queries: Queries | None = None) -> None:
-        """Add the images of one operator, with the grid and heads of the first; else a ValueError."""
-        self._profile.add(operator, queries=queries)  # first, since it refuses a foreign operator
+        """Add the images of one operator; raise a `ValueError` if its grid or heads differ from the first one's."""
+        self._profile.add(operator, queries=queries)  # first, since it checks the operator
         self._moments.append(attention_moments(operator, queries=queries))
 
     def result(self) -> LayerStatistics:
-        """The statistics of all operators so far; a ValueError if there is none, or for NaN and infinity."""
+        """Return the statistics so far; raise a `ValueError` if there is no operator, or for NaN and infinity."""
         profile = self._profile.result()
         if not bool(profile.mass.isfinite().all()):
             raise ValueError(bad("operator", "must have finite probabilities", "NaN or infinity"))
@@ -154,34 +154,34 @@ class RunningStatistics:
 def convolution_score(profile: ShiftProfile) -> float:
     """Compute how convolutional a layer is, from 0 (uniform attention) to 1 (a convolution, one tap per head).
 
-    Random attention scores a little above 0, since the best shifts are chosen among noise; more images average it away.
+    Random attention scores slightly above 0, because the best shifts are chosen among noise; more images reduce this.
 
     Args:
-        profile: The layer's attention per shift, as `shift_profile` returns it.
+        profile: The layer's attention per shift, as returned by `shift_profile`.
 
     Example:
         >>> from attnconv import Grid, Shift
         >>> from attnconv.inspect import shift_profile
         >>> copies = shift_profile(Shift(Grid.make((9,)), [(1,), (1,), (1,)], torch.zeros(())))
-        >>> round(convolution_score(copies), 2)  # one tap, and what the last pixel holds at shift 0
+        >>> round(convolution_score(copies), 2)  # one tap, and the last position, which attends to itself
         0.29
     """
     shares = profile.mass.flatten(1)
     mass = assigned_mass(shares, math.ceil(len(shares) / 3 ** len(profile.reach))) / len(shares)
-    if profile.key_count == 1:  # one key is attended whatever the head does
+    if profile.key_count == 1:  # any attention has all its mass on the only key
         return mass
     chance = 1 / profile.key_count
     return min(1.0, max(0.0, (mass - chance) / (1 - chance)))
 
 
 def grid_coverage(profile: ShiftProfile) -> float:
-    """Compute the mean mass, 0 to 1, that distinct heads put on the taps of the centred kernel they could make up.
+    """Compute the mean mass, 0 to 1, that distinct heads put on the taps of the centred kernel they could form.
 
     With K the largest odd number such that K^dims <= heads, the taps are the K^dims shifts around the middle of the
-    layer's field. Where a stride leaves the middle open, the best one counts.
+    receptive field. If a stride makes that middle ambiguous, the best candidate counts.
 
     Args:
-        profile: As `shift_profile` returns it.
+        profile: The layer's attention per shift, as returned by `shift_profile`.
 
     Example:
         >>> from attnconv import Grid, Shift
@@ -194,11 +194,11 @@ def grid_coverage(profile: ShiftProfile) -> float:
 
 
 def tap_residual(profile: ShiftProfile) -> float:
-    """How far the taps of `grid_coverage` lie outside the span of the heads' profiles, 0 to 1 (Lemma 3).
+    """Compute the distance of the taps of `grid_coverage` from the span of the heads' profiles, 0 to 1 (Lemma 3).
 
         sqrt( mean over taps t of min_a |e_t - sum_h a_h p_h|^2 ),      e_t one at its tap and zero elsewhere
 
-    Singular vectors of p count where their value is above that of noise of variance v,
+    Singular vectors of p span only if their singular value exceeds that of noise with variance v,
     max_h (sum_delta v_h)^(1/2) + max_delta (sum_h v_h)^(1/2).
     """
     _, values, directions = torch.linalg.svd(profile.mass.flatten(1), full_matrices=False)
@@ -206,24 +206,27 @@ def tap_residual(profile: ShiftProfile) -> float:
     least = torch.maximum(values[0] * ROUNDING, noise.sum(1).max().sqrt() + noise.sum(0).max().sqrt())
     kept = directions[values > least]
     count, kernels = _kernels(profile)
-    reached = max(float(kept[:, taps].square().sum()) for taps in kernels)  # squared part within the span
+    reached = max(float(kept[:, taps].square().sum()) for taps in kernels)  # squared norm inside the span
     return math.sqrt(max(0.0, 1 - reached / count))
 
 
 def kernel_size(heads: int, dims: int) -> int:
-    """The largest odd K with K^dims <= heads."""
+    """Return the largest odd K with K^dims <= heads."""
     return max(size for size in range(1, heads + 1, 2) if size**dims <= heads)
 
 
 def assigned_mass(shares: Float64[Tensor, "h s"], heads_per_shift: int) -> float:
-    """The most mass of heads that are assigned a shift each, `heads_per_shift` at most to one; the rest hold none."""
-    repeated = shares.cpu().repeat(1, heads_per_shift)  # a shift has as many columns as heads
+    """Compute the largest total mass of heads assigned one shift each, with at most `heads_per_shift` heads per shift.
+
+    Heads that get no shift count as 0.
+    """
+    repeated = shares.cpu().repeat(1, heads_per_shift)  # `heads_per_shift` columns per shift
     heads, columns = linear_sum_assignment(repeated.numpy(), maximize=True)
     return float(repeated[heads.tolist(), columns.tolist()].sum())
 
 
 def _kernels(profile: ShiftProfile) -> tuple[int, list[Int[Tensor, "taps"]]]:
-    """K^dims; and for each middle, flat indices of the kernel's taps within reach: those out of reach hold nothing."""
+    """Return K^dims and, for each candidate middle, the flat indices of the kernel's taps within reach."""
     dims = len(profile.reach)
     size = kernel_size(len(profile.mass), dims)
     middles = itertools.product(*(range(least, most + 1) for least, most in profile.middle))
@@ -232,33 +235,33 @@ def _kernels(profile: ShiftProfile) -> tuple[int, list[Int[Tensor, "taps"]]]:
 
 
 def gaussian_overlap(profile: ShiftProfile) -> Float64[Tensor, "h"]:
-    """Gaussian overlap of each head, 0 to 1; NaN for a head without mass."""
+    """Compute the Gaussian overlap of each head, 0 to 1; NaN for a head without mass."""
     shifts = profile.shifts.double()
     weights = _normalised(profile.mass.flatten(1))
     mean = weights @ shifts
     off = shifts - mean[:, None]  # (h, s, dims)
     covariance = (off * weights[..., None]).mT @ off
     values, vectors = torch.linalg.eigh(torch.nan_to_num(covariance))
-    along = off @ vectors  # (h, s, dims): off in the covariance's own axes
+    along = off @ vectors  # (h, s, dims): coordinates along the covariance's eigenvectors
     scores = -0.5 * (along.square() / values.clamp_min(LEAST_VARIANCE)[:, None]).sum(-1)
     return torch.minimum(weights, torch.softmax(scores, -1)).sum(-1)
 
 
 def redundancy(profile: ShiftProfile) -> float:
-    """Mean cosine between the profiles of two heads, 0 to 1; 0 for one head, and for heads without mass."""
+    """Compute the mean cosine between the profiles of two heads, 0 to 1; 0 for one head, and for heads without mass."""
     heads, flat = len(profile.mass), profile.mass.flatten(1)
     cosines = profile_cosines(flat, flat).fill_diagonal_(0)
     return float(cosines.sum() / max(1, heads * (heads - 1)))
 
 
 def profile_cosines(one: Float64[Tensor, "h s"], other: Float64[Tensor, "g s"]) -> Float64[Tensor, "h g"]:
-    """<p, p'> / (|p| |p'|) of every pair of profiles; 0 where one has no mass."""
+    """Compute <p, p'> / (|p| |p'|) for every pair of profiles; 0 if one of them has no mass."""
     tiny = torch.finfo(torch.float64).tiny
     return F.normalize(one, dim=1, eps=tiny) @ F.normalize(other, dim=1, eps=tiny).mT
 
 
 def receptive_field(profile: ShiftProfile) -> float:
-    """Root mean square of |delta - mu| under the normalised mean of p_h over heads, in pixels; NaN without mass."""
+    """Compute the root mean square of |delta - mu| under the heads' mean profile, in positions; NaN without mass."""
     shifts = profile.shifts.double()
     weights = _normalised(profile.mass.flatten(1).mean(0, keepdim=True))
     off = shifts - weights @ shifts

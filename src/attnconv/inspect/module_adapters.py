@@ -1,9 +1,9 @@
-"""The parts of attention modules and of vision transformers, by the names that timm, Hugging Face and torch give them.
+"""Find the parts of attention modules and vision transformers by their names in timm, Hugging Face and torch.
 
-    out = N_o( concat_h( softmax(scores_h) x W_v,h ) ) W_o        for tokens x and heads h, biases left out
+    out = N_o( concat_h( softmax(scores_h) x W_v,h ) ) W_o        for tokens x and heads h, biases omitted
 
-with scores as in `score_modifiers` and norms that may be absent. Parts known to change the formula are refused by name;
-`surgery.replaceable_attention` compares what the others compute with it.
+with scores as in `score_modifiers` and optional norms. Modules with parts known to change the formula are rejected;
+`surgery.replaceable_attention` verifies the others by comparing outputs.
 """
 
 import math
@@ -19,7 +19,7 @@ from attnconv._util.errors import bad
 from attnconv.inspect.score_modifiers import NO_TERMS, ROTATIONS, CallForm, PositionBias, ScoreTerms
 from attnconv.inspect.token_operator import pair_of
 
-# Where a module may hold each part of the formula; the first attribute that is there counts.
+# Attributes that may contain each part of the formula; the first that exists is used.
 NAMES = {
     "num_heads": ("num_heads", "num_attention_heads", "attention.num_attention_heads"),
     "head_dim": ("head_dim", "attention_head_size", "attention.attention_head_size"),
@@ -32,9 +32,9 @@ NAMES = {
     "out_dropout": ("proj_drop", "output.dropout"),
 }
 PROJECTIONS = (("q_proj", "k_proj", "v_proj"), ("attention.query", "attention.key", "attention.value"))
-BIAS_HOLDERS = ("relative_position_bias", "rel_pos")  # modules that may hold the table of a bias
+BIAS_HOLDERS = ("relative_position_bias", "rel_pos")  # submodules that may contain the bias table
 OTHERS = ("gate", "gating_param", "logit_scale", "relative_position_bias_table", *BIAS_HOLDERS, "q_bias")
-FIX = "timm's ViT, BEiT, EVA and Swin, Hugging Face's ViT family and nn.MultiheadAttention have such modules."
+FIX = "Supported are timm's ViT, BEiT, EVA and Swin, Hugging Face's ViT family and nn.MultiheadAttention."
 FIX_VIT = "timm's VisionTransformer and Hugging Face's ViT, DeiT and DINOv2 are supported."
 POSITIONS, PATCHES = ("pos_embed", "position_embeddings"), ("patch_embed", "patch_embeddings")
 BLOCKS = ("blocks", "layers", "layer")
@@ -43,7 +43,7 @@ TOKENS = ("cls_token", "dist_token", "reg_token", "distillation_token", "registe
 
 @final
 class Projection(NamedTuple):
-    """A linear map, which may be some outputs of a larger one: its tensors are views of the module's."""
+    """A linear map, possibly a slice of a larger one; its tensors are views of the module's tensors."""
 
     weight: Float[Tensor, "d c"]
     bias: Float[Tensor, "d"] | None
@@ -52,26 +52,26 @@ class Projection(NamedTuple):
 @final
 @dataclass(frozen=True, eq=False)
 class AttentionParts:
-    """The parts of one attention module; they share its weights."""
+    """The parts of one attention module, which share its weights."""
 
-    query: Projection  # all heads, one after another, as for keys and values
+    query: Projection  # all heads concatenated, likewise for keys and values
     key: Projection
     value: Projection
     out: nn.Linear
     heads: int
     head_dim: int
     scale: float  # s
-    query_norm: nn.Module  # N_q, applied to each head, as N_k
+    query_norm: nn.Module  # N_q, applied to each head like N_k
     key_norm: nn.Module
     out_norm: nn.Module  # N_o, applied to all heads at once
     bias: PositionBias | None
-    dropout: float  # probability of dropping an attention probability in training
+    dropout: float  # rate of attention dropout in training
     out_dropout: nn.Module  # after W_o
 
     def maps_and_values(
         self, x: Float[Tensor, "b n c"], terms: ScoreTerms = NO_TERMS
     ) -> tuple[Float[Tensor, "b h n n"], Float[Tensor, "b h n d"]]:
-        """Attention and values of all heads, without dropout."""
+        """Compute the attention maps and values of all heads, without dropout."""
         query, key, value = (
             F.linear(x, *part).unflatten(-1, (self.heads, self.head_dim)).transpose(1, 2)
             for part in (self.query, self.key, self.value)
@@ -89,16 +89,16 @@ class AttentionParts:
 
 
 def attention_parts(attention: nn.Module, name: str = "attention") -> AttentionParts:
-    """Find the parts of an attention module; raise a ValueError if it lacks some or has others that change the formula.
+    """Find the parts of an attention module; raise a `ValueError` if one is missing or others change the formula.
 
-    `name` is the module's in errors.
+    Error messages start with `name`.
     """
     split, found = projections(attention), {part: _first(attention, paths) for part, paths in NAMES.items()}
     heads, size, out = found["num_heads"], found["head_dim"], found["proj or o_proj"]
     out = out if isinstance(out, nn.Linear) else None
     if size is None and heads and out is not None:
         size = out.in_features // heads
-    drop = getattr(found["dropout"], "p", found["dropout"])  # of a module, a number or None
+    drop = getattr(found["dropout"], "p", found["dropout"])  # a module's p, a number or None
     scale = 1 / math.sqrt(size) if isinstance(attention, nn.MultiheadAttention) else found["scale"]
     wanted = {"num_heads": heads, "head_dim": size, "scale": scale, "proj or o_proj": out}
     wanted["qkv or q_proj, k_proj and v_proj"] = split
@@ -121,11 +121,11 @@ def attention_parts(attention: nn.Module, name: str = "attention") -> AttentionP
         if not problems:
             return parts
     got = f"{type(attention).__name__} with {', '.join(problems)}"
-    raise ValueError(bad(name, "must be softmax attention of known parts", got, FIX))
+    raise ValueError(bad(name, "must be softmax attention with known parts", got, FIX))
 
 
 def first_tensor(output: object) -> Tensor | None:
-    """The first tensor of a module's input or output: a tensor, a mapping or a sequence; None if there is none."""
+    """Return the first tensor of a module's input or output (a tensor, mapping or sequence); None if there is none."""
     if isinstance(output, Mapping):
         output = tuple(output.values())
     entries = output if isinstance(output, (tuple, list)) else (output,)
@@ -133,7 +133,7 @@ def first_tensor(output: object) -> Tensor | None:
 
 
 def _first(module: nn.Module, paths: tuple[str, ...]) -> Any:
-    """The first of some attributes, with dots between names, that exists and is not None."""
+    """Return the first of some dotted attribute paths that exists and is not None."""
     for path in paths:
         found: Any = module
         for name in path.split("."):
@@ -144,25 +144,25 @@ def _first(module: nn.Module, paths: tuple[str, ...]) -> Any:
 
 
 def _misfits(parts: AttentionParts) -> list[str]:
-    """Parts of other widths than the formula's, with an explanation."""
+    """List the parts whose width does not match the formula."""
     width = parts.heads * parts.head_dim
     widths = {len(part.weight) for part in (parts.query, parts.key, parts.value)} | {parts.out.in_features}
-    found = [] if widths == {width} else ["other widths of queries, keys and values"]
+    found = [] if widths == {width} else [f"queries, keys or values whose width is not {width}"]
     size = (parts.head_dim,)
     if any(tuple(getattr(norm, "normalized_shape", size)) != size for norm in (parts.query_norm, parts.key_norm)):
-        found.append("norms over several heads")
+        found.append("query or key norms over several heads")
     norm = parts.out_norm
     if not isinstance(norm, nn.Identity) and tuple(getattr(norm, "normalized_shape", ())) != (parts.out.in_features,):
-        found.append("norm (of other channels than those of all heads)")
+        found.append(f"a norm that is not over the {parts.out.in_features} channels of all heads")
     return found
 
 
 def projections(source: Any) -> tuple[Projection, Projection, Projection] | None:
-    """The projections to queries, keys and values, if a module has them under known names."""
+    """Return the query, key and value projections of a module; None if it has none under known names."""
     matrix: Tensor | None = None
     vector: Tensor | None = None
     if isinstance(source, nn.MultiheadAttention):
-        matrix, vector = source.in_proj_weight, source.in_proj_bias  # no weight if their widths differ
+        matrix, vector = source.in_proj_weight, source.in_proj_bias  # the weight is None if widths differ
     elif isinstance(fused := getattr(source, "qkv", None), nn.Linear):
         matrix, vector = fused.weight, fused.bias
     if matrix is not None:
@@ -178,7 +178,7 @@ def projections(source: Any) -> tuple[Projection, Projection, Projection] | None
 
 
 def _bias(attention: nn.Module) -> PositionBias | None:
-    """The bias by relative positions, from a table and the indices into it."""
+    """Return the relative position bias of a module, from its table and the indices into it."""
     for holder in (attention, *(getattr(attention, name, None) for name in BIAS_HOLDERS)):
         table = getattr(holder, "relative_position_bias_table", None)
         index = getattr(holder, "relative_position_index", None)
@@ -188,10 +188,10 @@ def _bias(attention: nn.Module) -> PositionBias | None:
 
 
 def _others(attention: nn.Module) -> list[str]:
-    """Parts that change the formula."""
+    """List the parts of a module that change the formula."""
     known: set[str] = set() if _bias(attention) is None else {"relative_position_bias_table", *BIAS_HOLDERS}
     if _first(attention, ("qkv.bias",)) is None:
-        known.add("q_bias")  # else there are two biases of one projection
+        known.add("q_bias")  # with qkv.bias, the queries would have two biases
     found = [
         name
         for name in OTHERS
@@ -199,39 +199,39 @@ def _others(attention: nn.Module) -> list[str]:
         and not isinstance(_first(attention, (name, f"attention.{name}", f"output.{name}")), nn.Identity | None)
     ]
     if isinstance(attention, nn.MultiheadAttention) and (attention.bias_k is not None or attention.add_zero_attn):
-        found.append("keys beside those of its tokens")
+        found.append("additional keys (bias_k or add_zero_attn)")
     return found
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class VitBlock:
-    """One block that normalises before its attention."""
+    """One pre-norm block of a vision transformer."""
 
-    name: str  # of the attention module in the model
+    name: str  # the attention module's name in the model
     attention: nn.Module
     parts: AttentionParts
     norm: nn.Module  # before the attention
-    writers: tuple[nn.Linear, nn.Linear]  # the last maps of attention and MLP, which write to the residual stream
+    writers: tuple[nn.Linear, nn.Linear]  # output layers of attention and MLP, which write to the residual stream
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class VitParts:
-    """The parts of a vision transformer; they share its weights."""
+    """The parts of a vision transformer, which share its weights."""
 
     embed: nn.Module
     patches: nn.Conv2d
-    positions: nn.Parameter  # (1, tokens, c), with or without those before the image's
+    positions: nn.Parameter  # (1, tokens, c), with or without the class tokens and registers
     tokens: tuple[nn.Parameter, ...]  # class tokens and registers, (1, p, c) each
-    prefix: int  # their number
+    prefix: int  # number of class tokens and registers
     grid: tuple[int, int]  # tokens of the image, (height, width)
     blocks: tuple[VitBlock, ...]
 
 
 def vit_parts(model: nn.Module) -> VitParts:
-    """Find the parts of a vision transformer; raise a ValueError for others and for layer scales per channel."""
-    inside: dict[str, Any] = {}  # the first part of each name, wherever it is
+    """Find the parts of a vision transformer; raise a `ValueError` for other models and per-channel layer scales."""
+    inside: dict[str, Any] = {}  # the first parameter or module with each name, at any depth
     for name, part in (*model.named_parameters(), *model.named_modules()):
         inside.setdefault(name.rpartition(".")[2], part)
     positions, embed, blocks = (
@@ -241,12 +241,12 @@ def vit_parts(model: nn.Module) -> VitParts:
         raise _refusal(model, "with pos_embed, patch_embed and blocks")
     patches = _first(embed, ("proj", "projection"))
     if not isinstance(patches, nn.Conv2d) or not isinstance(positions, nn.Parameter):
-        raise _refusal(model, "with one convolution for patches and a parameter for positions")
+        raise _refusal(model, "with one patch convolution and a position parameter")
     grid, size = pair_of(getattr(embed, "grid_size", None)), pair_of(getattr(embed, "image_size", None))
     if grid is None and size is not None:
         grid = (size[0] // patches.stride[0], size[1] // patches.stride[1])
     if grid is None:
-        raise _refusal(embed, "that says its grid_size or image_size")
+        raise _refusal(embed, "with the attribute grid_size or image_size")
     tokens = tuple(inside[name] for name in TOKENS if isinstance(inside.get(name), nn.Parameter))
     prefix = sum(token.shape[1] for token in tokens)
     if not 0 <= positions.shape[1] - grid[0] * grid[1] <= prefix:
@@ -257,29 +257,29 @@ def vit_parts(model: nn.Module) -> VitParts:
 
 
 def _block(name: str, block: nn.Module) -> VitBlock:
-    """One block, whose attention must be softmax(s N_q(q) N_k(k)^T) v and an output projection."""
+    """Find the parts of one block; its attention must be softmax(s q k^T) v followed by an output projection."""
     inner = next((inner for inner in ("attn", "attention") if hasattr(block, inner)), "")
     norm, mlp = _first(block, ("norm1", "layernorm_before")), _first(block, ("mlp", "output"))
     if not inner or norm is None or mlp is None:
-        raise _refusal(block, "whose blocks have one attention, its norm and one mlp", name)
+        raise _refusal(block, "with one attention, a norm before it and one mlp per block", name)
     out = _first(mlp, ("fc2", "down_proj", "weights_out", "dense"))
     if not isinstance(out, nn.Linear):
-        raise _refusal(mlp, "whose mlp ends in a linear map fc2", name)
+        raise _refusal(mlp, "with an mlp that ends in the linear layer fc2", name)
     for part in ("ls1", "ls2", "layer_scale1", "layer_scale2"):
         weights = getattr(block, part).parameters() if hasattr(block, part) else ()
         if any(bool((weight != weight.flatten()[0]).any()) for weight in weights):
-            raise ValueError(bad(f"model.{name}.{part}", "must be one number for all channels", "several"))
+            raise ValueError(bad(f"model.{name}.{part}", "must have the same value for all channels", "several values"))
     name, attention = f"{name}.{inner}", getattr(block, inner)
     parts = attention_parts(attention, f"model.{name}")
     terms = {
-        "q_norm, which bounds scores": not isinstance(parts.query_norm, nn.Identity),
+        "q_norm, which bounds the scores": not isinstance(parts.query_norm, nn.Identity),
         "rotary positions": bool(set(ROTATIONS) & set(CallForm.of(attention).names)),
-        "a bias by relative positions": parts.bias is not None,
+        "a relative position bias": parts.bias is not None,
         "a norm before the output projection": not isinstance(parts.out_norm, nn.Identity),
     }
     if more := [term for term, found in terms.items() if found]:
         got = f"{type(attention).__name__} with {', '.join(more)}"
-        raise ValueError(bad(f"model.{name}", "must compute softmax(q k^T) v and `proj` alone", got, FIX_VIT))
+        raise ValueError(bad(f"model.{name}", "must compute only softmax(q k^T) v and `proj`", got, FIX_VIT))
     return VitBlock(name, attention, parts, norm, (parts.out, out))
 
 

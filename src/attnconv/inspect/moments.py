@@ -1,17 +1,17 @@
-"""Moments of attention: where heads attend, how far and how widely, without a matrix of queries x keys.
+"""Moments of attention: where, how far and how widely heads attend, without computing the queries x keys matrix.
 
-A query's weights w are its probabilities A over the image's keys divided by their sum, its *mass*, which is below 1
-only where the border rule `zero` leaves some on points that hold zeros. Over the shifts delta = key - query, in pixels,
+A query's weights w are its probabilities A over the image's keys divided by their sum, the *mass*. The mass is below 1
+if attention falls on zero padding or class tokens. Over the shifts delta = key - query, in positions,
 
     centre        c_q = sum_k w_k delta_k
     covariance    C_q = sum_k w_k (delta_k - c_q) (delta_k - c_q)^T
     distance      d_q = sum_k w_k |delta_k|
     entropy       H_q = - sum_k w_k ln w_k                                               (0 ln 0 = 0)
 
-and the moments are means over queries with mass. Where probabilities are products over axes (`Kronecker`, `Shift`),
-means over all queries factor, and no row of the whole image is computed:
+and the moments are means over the queries with mass. If probabilities are products over axes (`Kronecker`, `Shift`),
+means over all queries factorise, and no row over the whole image is computed:
 
-    centre, variance, entropy    per axis, from n_a x m_a weights; entropies add, and axes are uncorrelated
+    centre, variance, entropy    per axis, from n_a x m_a weights; entropies add up, and axes are uncorrelated
     distance                     sum_delta W_1(delta_1) W_2(delta_2) .. |delta|,  W_a(delta) = mean_q w_a[q, q + delta]
 """
 
@@ -34,19 +34,19 @@ from attnconv.operators.shift import Shift
 @final
 @dataclass(frozen=True, eq=False)
 class AttentionMoments:
-    """Moments of the heads of one operator, as means over queries; b is the operator's batch.
+    """Moments of the heads of one operator, averaged over queries; b is the operator's batch size.
 
-    A head without mass on the image has NaN, except for `padding_mass` and `content_share`.
+    A head without mass on the image has NaN, except in `padding_mass` and `content_share`.
 
     Attributes:
-        centre: Mean centre of mass, key minus query, (b, h, dims) in pixels.
-        covariance: Mean covariance of a query's weights, (b, h, dims, dims) in pixels squared.
-        distance: Mean Euclidean distance between query and key, (b, h) in pixels.
+        centre: Mean centre of mass, key minus query, (b, h, dims) in positions.
+        covariance: Mean covariance of a query's weights, (b, h, dims, dims) in positions squared.
+        distance: Mean Euclidean distance between query and key, (b, h) in positions.
         entropy: Mean entropy, (b, h) in nats.
-        padding_mass: Mean mass off the image's pixels (zero padding, class tokens), (b, h), over all queries.
+        padding_mass: Mean mass outside the image (zero padding, class tokens), (b, h), over all queries.
         content_share: Share of the probabilities' variance that the image explains, (h,), 0 to 1: W / (W + B) with W
-            the mean variance over images, and B the mean variance over keys of the mean over images, each corrected
-            for the number of images. None for an operator that all images share.
+            the mean variance over images and B the mean variance over keys of the average over images, both corrected
+            for the number of images. None for an operator shared by all images.
     """
 
     centre: Float64[Tensor, "b h dims"]
@@ -59,21 +59,21 @@ class AttentionMoments:
 
 @torch.no_grad()
 def attention_moments(operator: AttentionOperator, *, queries: Queries | None = None) -> AttentionMoments:
-    """Compute means over queries of centre, covariance, distance and entropy, for each head and image.
+    """Compute the moments of each head and image, averaged over queries.
 
-    `Kronecker` and `Shift` operators take time for single axes only. For others on large images pass some `queries`.
+    `Kronecker` and `Shift` operators are evaluated axis by axis. For others on large images, pass some `queries`.
 
     Args:
-        operator: The attention probabilities, as `layer.operator(x)` or `attention_operators` return them.
-        queries: Flat query indices, such as `sample_queries` returns; None for all of the grid's.
+        operator: The attention probabilities, for example from `layer.operator(x)` or `attention_operators`.
+        queries: Flat query indices, for example from `sample_queries`; None for all queries of the grid.
 
     Raises:
-        TypeError: `queries` are not whole numbers.
+        TypeError: `queries` are not integers.
         ValueError: `queries` is empty or outside the grid.
 
     Example:
         >>> from attnconv import Grid, Kronecker
-        >>> scores = [torch.zeros(1, 3, 3), torch.zeros(1, 4, 4)]  # uniform attention over 3 x 4 pixels
+        >>> scores = [torch.zeros(1, 3, 3), torch.zeros(1, 4, 4)]  # uniform attention over 3 x 4 positions
         >>> moments = attention_moments(Kronecker.from_scores(Grid.make((3, 4)), scores))
         >>> moments.covariance[0, 0].round(decimals=3).tolist()  # (m^2 - 1) / 12 per axis
         [[0.667, 0.0], [0.0, 1.25]]
@@ -83,12 +83,12 @@ def attention_moments(operator: AttentionOperator, *, queries: Queries | None = 
 
 
 def _moments_of_rows(operator: AttentionOperator, blocks: Sequence[Tensor]) -> AttentionMoments:
-    """The definition, a block of queries at a time."""
+    """Compute the moments from their definition, one block of queries at a time."""
     grid, dims = operator.grid, operator.grid.dims
     padding = torch.zeros(operator.batch, operator.heads, dtype=torch.float64, device=operator.device)
     with_mass, sums = torch.zeros_like(padding), padding.new_zeros(*padding.shape, dims + dims * dims + 2)
     shares = padding.new_zeros(2, operator.heads)
-    # Operators over the lattice would compute their rows once more, and have no padding under other border rules.
+    # Lattice operators compute their rows again for the padding mass, which is 0 except under the border rule `zero`.
     padded = not isinstance(operator, LatticeOperator) or any(axis.border == "zero" for axis in grid.axes)
     for some in blocks:
         rows = operator.rows(some).double()
@@ -100,9 +100,9 @@ def _moments_of_rows(operator: AttentionOperator, blocks: Sequence[Tensor]) -> A
         if operator.batch > 1:
             shares += _variances(rows)
     content = None
-    if operator.batch > 1:  # W and B, each corrected to the limit of many images
+    if operator.batch > 1:  # W and B, with the bias of a finite number of images removed
         within = shares[0] * operator.batch / (operator.batch - 1)
-        total = within + (shares[1] - within / operator.batch).clamp_min(0)  # few images' mean varies by chance
+        total = within + (shares[1] - within / operator.batch).clamp_min(0)
         content = within / total.where(total > 0, 1)
     centre, covariance, distance, entropy = (sums / with_mass[..., None]).split((dims, dims * dims, 1, 1), -1)
     return AttentionMoments(
@@ -116,22 +116,22 @@ def _moments_of_rows(operator: AttentionOperator, blocks: Sequence[Tensor]) -> A
 
 
 def _weights(rows: Float64[Tensor, "*lead m"]) -> tuple[Float64[Tensor, "*lead m"], Bool[Tensor, "*lead"]]:
-    """Rows divided by their mass, and which of them have any; those without stay zero."""
+    """Divide rows by their mass, and return which rows have mass; the others stay zero."""
     mass = rows.sum(-1)
-    has_mass = mass != 0  # NaN counts, so that it shows
+    has_mass = mass != 0  # NaN counts as mass, so that it propagates
     return rows / mass.where(has_mass, 1)[..., None], has_mass
 
 
 def _row_moments(
     grid: Grid, queries: Int[Tensor, "r"], rows: Float64[Tensor, "b h r m"]
 ) -> tuple[Float64[Tensor, "b h r moments"], Bool[Tensor, "b h r"]]:
-    """Each row's centre, covariance (row-major), distance and entropy, zero without mass; and which rows have mass."""
+    """Compute each row's centre, covariance, distance and entropy (0 without mass), and which rows have mass."""
     weights, has_mass = _weights(rows)
     joint = weights.unflatten(-1, grid.sizes)
     shifts = [_shifts(axis, index).double() for axis, index in zip(grid.axes, grid.unravel(queries), strict=True)]
     lines = [_along(joint, axis) for axis in range(grid.dims)]
     centres = [(line * shift).sum(-1) for line, shift in zip(lines, shifts, strict=True)]
-    # Second moments are taken about the row's own centre, so that nothing cancels.
+    # Second moments about each row's own centre avoid cancellation.
     off = [shift - centre[..., None] for shift, centre in zip(shifts, centres, strict=True)]  # (b, h, r, m_a) each
     entries: dict[tuple[int, int], Tensor] = {}
     for a in range(grid.dims):
@@ -142,27 +142,27 @@ def _row_moments(
     distances = torch.zeros(len(queries), 1, dtype=torch.float64, device=rows.device)
     for shift in shifts:
         distances = (distances[:, :, None] + shift.square()[:, None, :]).flatten(1)  # (r, keys so far)
-    distance = (weights * distances.sqrt()).sum(-1)  # an einsum would copy all weights into another order
+    distance = (weights * distances.sqrt()).sum(-1)  # an einsum would copy all weights in another memory order
     entropy = torch.special.entr(weights).sum(-1)
     moments = [*centres, *(entries[a, b] for a in range(grid.dims) for b in range(grid.dims)), distance, entropy]
     return torch.stack(moments, -1), has_mass
 
 
 def _shifts(axis: Axis, index: Int[Tensor, "r"]) -> Int[Tensor, "r m"]:
-    """Position of every image key minus the positions of some queries."""
+    """Return the position of every image key minus the positions of the given queries."""
     keys = torch.arange(axis.size, device=index.device) * axis.spacing
     return keys - (axis.stride * index + axis.offset)[:, None]
 
 
 def _along(joint: Tensor, *axes: int) -> Tensor:
-    """Weights (b, h, r, *sizes) summed over all but some axes."""
+    """Sum weights (b, h, r, *sizes) over all axes except the given ones."""
     others = [dim for dim in range(3, joint.dim()) if dim - 3 not in axes]
     return joint.sum(others) if others else joint
 
 
 def _variances(rows: Float64[Tensor, "b h r m"]) -> Float64[Tensor, "2 h"]:
-    """Sums over queries: of the mean over keys of the variance over images, of the variance over keys of the mean."""
-    # Taken about entries of the rows: equal probabilities differ by exactly 0.
+    """Sum over queries: the variance over images (mean over keys), and the variance over keys of the mean image."""
+    # Subtracting an entry of the rows first makes the variance of equal probabilities exactly 0.
     off = rows - rows[:1]
     mean = off.mean(0)  # (h, r, m)
     within = off.sub_(mean).square_().sum((0, -1)) / (rows.shape[0] * rows.shape[-1])  # (h, r)
@@ -172,7 +172,7 @@ def _variances(rows: Float64[Tensor, "b h r m"]) -> Float64[Tensor, "2 h"]:
 
 
 def _axis_operators(operator: AttentionOperator) -> list[AttentionOperator] | None:
-    """One operator per axis whose product this one is, or None where it is no product."""
+    """Return one operator per axis whose product is the given one; None if it is not a product."""
     grids = [Grid((axis,)) for axis in operator.grid.axes]
     if isinstance(operator, Kronecker):
         parts = zip(grids, operator.factors, operator.padding_masses, strict=True)
@@ -184,9 +184,9 @@ def _axis_operators(operator: AttentionOperator) -> list[AttentionOperator] | No
 
 
 def _product_moments(parts: Sequence[AttentionOperator]) -> AttentionMoments:
-    """The same from operators along single axes, by the products of the module's docstring."""
+    """Compute the moments from operators along single axes, by the formulas in the module docstring."""
     moments = [_moments_of_rows(part, query_blocks(part)) for part in parts]
-    entropy = torch.stack([of.entropy for of in moments]).sum(0)  # NaN if an axis has no mass: then there is no row
+    entropy = torch.stack([of.entropy for of in moments]).sum(0)  # NaN if any axis has no mass
     absent = entropy.isnan()[..., None]
     variances = torch.cat([of.covariance[..., 0] for of in moments], -1)
     padding = torch.zeros_like(entropy)
@@ -203,7 +203,7 @@ def _product_moments(parts: Sequence[AttentionOperator]) -> AttentionMoments:
 
 
 def _shift_weights(part: AttentionOperator) -> tuple[Float64[Tensor, "shifts"], Float64[Tensor, "h shifts"]]:
-    """Every shift between a query and an image key of one axis, and its mean weight over queries W(shift)."""
+    """Return every shift between a query and an image key of one axis, and its mean weight W(shift) over queries."""
     (axis,) = part.grid.axes
     last = axis.stride * (axis.queries - 1) + axis.offset
     count = axis.stride * (axis.queries - 1) + axis.spacing * (axis.size - 1) + 1
@@ -218,7 +218,7 @@ def _shift_weights(part: AttentionOperator) -> tuple[Float64[Tensor, "shifts"], 
 
 
 def _product_distance(weights_by_axis: Sequence[tuple[Tensor, Tensor]]) -> Float64[Tensor, "h"]:
-    """sum over all shifts of W_1(delta_1) W_2(delta_2) .. |delta|, some shifts of the first axis at a time."""
+    """Sum W_1(delta_1) W_2(delta_2) .. |delta| over all shifts, in blocks of the first axis."""
     (shifts, first), *others = weights_by_axis
     squares, joint = shifts.new_zeros(1), torch.ones_like(first[:, :1])
     for values, weights in others:

@@ -1,15 +1,14 @@
-"""Statistics of heads against chance: heads turned at random, mirrors exchanged, layers shuffled.
+"""Null models: compare statistics of heads with randomly reflected heads, exchanged mirrors and shuffled layers.
 
 Heads are compared by the cosine of their shift profiles, <p, p'> / (|p| |p'|), as in `redundancy`.
 
-    turned      each head's profile is mirrored along each axis, and axes of one length are exchanged, at random: how
-                far and how widely a head attends stays, its direction is drawn anew
+    turned      each head's profile is reflected along random axes, and axes of equal length are swapped at random:
+                this changes a head's direction, but not how far or how widely it attends
     mirrored    p_h(delta) with one component of delta negated; a layer is symmetric along an axis if every mirrored
                 head has a partner in the layer, another head or itself
-    trend       rho = corr(rank(layer), rank(value)) over all heads, with mean ranks for ties: 1 where every head of a
-                later layer has the larger value
+    trend       rho = corr(rank(layer), rank(value)) over all heads: 1 if every head of a later layer has a larger value
 
-Chance is what the statistic exceeds in one of twenty draws (`DRAWS`, the same in each call).
+The chance level is the 95 % quantile of the statistic over `DRAWS` random draws with a fixed seed.
 """
 
 import math
@@ -28,29 +27,29 @@ from attnconv._util.value_checks import whole
 from attnconv.inspect.head_statistics import grid_coverage, profile_cosines, redundancy
 from attnconv.inspect.shift_profiles import ShiftProfile
 
-LEVEL = 0.95  # quantile of the draws that is chance
+LEVEL = 0.95  # quantile of the draws that is the chance level
 DRAWS = 1000
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class TurnedHeads:
-    """`redundancy` and `grid_coverage` of a layer's heads, turned at random: one value for each draw, float64."""
+    """`redundancy` and `grid_coverage` of a layer with randomly turned heads, one float64 value per draw."""
 
     redundancy: Float64[Tensor, "draws"]
     coverage: Float64[Tensor, "draws"]
 
 
 def turned_heads(profile: ShiftProfile, *, draws: int = 200, seed: int = 0) -> TurnedHeads:
-    """Compute what redundancy and coverage of a layer would be if its heads were turned at random.
+    """Compute the redundancy and coverage of a layer whose heads are turned at random.
 
     Args:
         profile: The layer's attention per shift.
         draws: Number of draws, at least 1.
-        seed: Their seed, at least 0.
+        seed: Random seed, at least 0.
 
     Raises:
-        ValueError: `draws` or `seed` is below that, or shifts reach farther one way than the other.
+        ValueError: `draws` or `seed` is too small, or the range of shifts is not symmetric around 0.
 
     Example:
         >>> from attnconv import Grid, Shift
@@ -68,7 +67,7 @@ def turned_heads(profile: ShiftProfile, *, draws: int = 200, seed: int = 0) -> T
 
 
 def turned_at_random(profile: ShiftProfile, generator: torch.Generator) -> ShiftProfile:
-    """One draw of `turned_heads`: a profile of which the mass alone is turned."""
+    """Return one draw of `turned_heads`; only the profile's `mass` is turned."""
     dims = _symmetric_axes(profile)
     square = len(set(profile.reach)) == 1
     heads = []
@@ -80,14 +79,14 @@ def turned_at_random(profile: ShiftProfile, generator: torch.Generator) -> Shift
 
 
 def mirror_partners(profile: ShiftProfile, axis: int) -> tuple[Float64[Tensor, "h"], Int[Tensor, "h"]]:
-    """Find for each head the head of the layer most like its mirror image: the cosine, 0 to 1, and that head's index.
+    """Find the head that is most similar to each head's mirror image; return the cosines, 0 to 1, and the indices.
 
     Args:
         profile: The layer's attention per shift.
-        axis: The axis whose shifts are negated; in images 0 mirrors up and down, 1 left and right.
+        axis: The axis whose shifts are negated; in images, 0 swaps up and down, and 1 swaps left and right.
 
     Raises:
-        ValueError: There is no such axis, or shifts reach farther one way than the other.
+        ValueError: There is no such axis, or the range of shifts is not symmetric around 0.
 
     Example:
         >>> from attnconv import Grid, Shift
@@ -105,22 +104,21 @@ def mirror_partners(profile: ShiftProfile, axis: int) -> tuple[Float64[Tensor, "
 
 
 def _symmetric_axes(profile: ShiftProfile) -> int:
-    """The number of axes, where shifts reach as far down as up: only then a flip negates them."""
+    """Return the number of axes; raise a `ValueError` unless a flip of `mass` negates the shifts."""
     if any(least != -most for least, most in profile.reach):
-        fix = "Use a layer whose queries stand on its pixels."
-        raise ValueError(bad("profile", "must reach as far either way", list(profile.reach), fix))
+        fix = "Use a layer with one query per position."
+        raise ValueError(bad("profile", "must have shifts that are symmetric around 0", list(profile.reach), fix))
     return len(profile.reach)
 
 
 @final
 @dataclass(frozen=True)
 class MirrorSymmetry:
-    """Whether heads have left-right partners more than up-down ones.
+    """Left-right and up-down symmetry of heads.
 
     Attributes:
-        left_right, up_down: Mean over heads of the cosine with the partner, for each mirror.
-        chance: What `left_right - up_down` exceeds in one of twenty draws that exchange the two mirrors head by head,
-            or pair by pair for heads that are each other's partner.
+        left_right, up_down: Cosine between a mirrored head and its partner, averaged over heads.
+        chance: 95 % quantile of `left_right - up_down` with mirrors exchanged at random per head (or pair of partners).
     """
 
     left_right: float
@@ -129,13 +127,13 @@ class MirrorSymmetry:
 
 
 def mirror_symmetry(profiles: Sequence[ShiftProfile]) -> MirrorSymmetry:
-    """Measure the symmetry of all heads of some layers, each head with a partner in its own layer.
+    """Measure the symmetry of all heads of some layers; a head's partner is in the same layer.
 
     Args:
-        profiles: One for each layer, of two axes.
+        profiles: One profile per layer, with two axes.
 
     Raises:
-        ValueError: There is no profile, or one has not two axes or reaches farther one way than the other.
+        ValueError: There is no profile, or a profile does not have two axes with shifts symmetric around 0.
 
     Example:
         >>> from attnconv import Grid, Shift
@@ -146,12 +144,12 @@ def mirror_symmetry(profiles: Sequence[ShiftProfile]) -> MirrorSymmetry:
     """
     if not profiles or any(len(profile.reach) != 2 for profile in profiles):
         got = [len(profile.reach) for profile in profiles]
-        raise ValueError(bad("profiles", "must be one or more, of two axes each", f"axes {got}"))
+        raise ValueError(bad("profiles", "must be at least one profile, each with two axes", f"axes {got}"))
     across, upright, sums = [], [], []
     for profile in profiles:
         (one, partner), (other, _) = mirror_partners(profile, 1), mirror_partners(profile, 0)
         own = torch.arange(len(partner), device=partner.device)
-        pair = torch.where(partner[partner] == own, torch.minimum(own, partner), own)  # an index for each pair
+        pair = torch.where(partner[partner] == own, torch.minimum(own, partner), own)  # one index per pair
         across.append(one)
         upright.append(other)
         sums.append(torch.zeros_like(one).index_add(0, pair, one - other))
@@ -164,11 +162,11 @@ def mirror_symmetry(profiles: Sequence[ShiftProfile]) -> MirrorSymmetry:
 @final
 @dataclass(frozen=True)
 class LayerTrend:
-    """How a statistic changes from layer to layer.
+    """Trend of a statistic over layers.
 
     Attributes:
-        rho: Spearman's rank correlation, -1 to 1; 0 where all values or all layers are the same.
-        chance: What rho exceeds in one of twenty shuffles.
+        rho: Spearman's rank correlation, -1 to 1; 0 if all values or all layers are the same.
+        chance: 95 % quantile of rho when heads are shuffled over layers.
     """
 
     rho: float
@@ -176,10 +174,10 @@ class LayerTrend:
 
 
 def layer_trend(values: Sequence[Sequence[float]]) -> LayerTrend:
-    """Test whether a statistic of heads grows with their layer.
+    """Test whether a statistic of heads increases with the layer.
 
     Args:
-        values: Layer by layer, first to last, one value per head; NaN leaves a head out, infinity ranks last.
+        values: One value per head for each layer, first layer first; heads with NaN are ignored, infinity ranks last.
 
     Example:
         >>> found = layer_trend([[1.0, 1.5, 2.0], [3.0, 2.5, 4.0], [5.0, 9.0, 7.0]])
@@ -195,6 +193,6 @@ def layer_trend(values: Sequence[Sequence[float]]) -> LayerTrend:
 
 
 def _standard_ranks(values: Sequence[float]) -> Float64[Tensor, "n"]:
-    """Ranks, centred and of length 1, so that their product is a correlation; zeros where all are the same."""
+    """Return centred ranks of norm 1, so that dot products are correlations; zeros if all values are the same."""
     ranks = torch.from_numpy(rankdata(values))
     return F.normalize(ranks - ranks.mean(), dim=0)

@@ -1,9 +1,9 @@
-"""Terms in the scores of an attention module besides its projections, and how the module is called.
+"""Additional terms in an attention module's scores, and the module's call signature.
 
     scores(q, k) = s (R_q N_q(x_q W_q)) . (R_k N_k(x_k W_k)) + B(q, k) + A(q, k)        per head
 
-with a learned bias B by relative position. Rotary positions R and the term A (a mask of shifted windows, or a bias that
-several layers share) are arguments of the forward pass, known by name.
+with a learned relative position bias B. Rotary positions R and the term A (a mask of shifted windows, or a bias shared
+by several layers) are arguments of the forward pass, recognised by their names.
 """
 
 import inspect
@@ -24,7 +24,7 @@ BLOCKED = -50.0  # terms below this block a key: Swin adds -100, others -infinit
 
 @final
 class PositionBias(nn.Module):
-    """B, from a table (positions, heads), not copied, and the row of each query and key in it."""
+    """B: a table (positions, heads), which is not copied, and the row of the table for each query and key."""
 
     def __init__(self, table: nn.Parameter, index: Int[Tensor, "r n"]) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class PositionBias(nn.Module):
         return self.table[self.index].permute(2, 0, 1)
 
     def of(self, heads: Sequence[int], queries: slice = slice(None)) -> "PositionBias":
-        """A copy for some heads and queries."""
+        """Return a copy for some heads and queries."""
         table = nn.Parameter(self.table.detach()[:, list(heads)].clone(), requires_grad=self.table.requires_grad)
         return PositionBias(table, self.index[queries].clone())
 
@@ -46,13 +46,13 @@ class PositionBias(nn.Module):
 class ScoreTerms:
     """R and A of one call."""
 
-    cos: Float[Tensor, "#h m d"] | None = None  # for the image's tokens, which are the last
+    cos: Float[Tensor, "#h m d"] | None = None  # for the image's tokens, which come last
     sin: Float[Tensor, "#h m d"] | None = None
-    neighbours: bool = False  # whether planes have channels 2i and 2i + 1, not i and i + d / 2
-    added: Float[Tensor, "w #h n n"] | None = None  # A for each sequence of one image, or for every sequence
+    neighbours: bool = False  # whether rotation planes are channels (2i, 2i + 1) instead of (i, i + d / 2)
+    added: Float[Tensor, "w #h n n"] | None = None  # A, one for each sequence of an image, or one for all
 
     def of(self, heads: Sequence[int]) -> "ScoreTerms":
-        """The terms of some heads."""
+        """Return the terms of some heads."""
 
         def pick(x: Tensor | None, dim: int) -> Tensor | None:
             return x if x is None or x.shape[dim] == 1 else x.index_select(dim, torch.tensor(heads, device=x.device))
@@ -60,7 +60,7 @@ class ScoreTerms:
         return replace(self, cos=pick(self.cos, 0), sin=pick(self.sin, 0), added=pick(self.added, 1))
 
     def turned(self, x: Float[Tensor, "b h n d"]) -> Float[Tensor, "b h n d"]:
-        """R x; tokens before the image's are not turned."""
+        """Compute R x; tokens before the image's tokens are not rotated."""
         if self.cos is None or self.sin is None:
             return x
         before = x.shape[2] - self.cos.shape[1]
@@ -74,23 +74,23 @@ class ScoreTerms:
         return torch.cat((x[:, :, :before], (image * self.cos + partner * self.sin).to(x.dtype)), 2)
 
     def raised(self, scores: Float[Tensor, "b h n n"]) -> Float[Tensor, "b h n n"]:
-        """Scores plus A; the sequences of an image follow one another."""
+        """Add A to the scores; the sequences of an image are consecutive."""
         if self.added is None:
             return scores
         added = self.added.to(scores.dtype)
         return (scores.unflatten(0, (-1, len(added))) + added).flatten(0, 1)
 
     def allowed(self) -> Bool[Tensor, "w n n"] | None:
-        """Which keys a query may attend to in any head; None where nothing is added."""
+        """Return which keys a query may attend to in any head; None without A."""
         return None if self.added is None else (self.added > BLOCKED).any(1)
 
     def per_image(self, sequences: int, name: str) -> "ScoreTerms":
-        """The terms with A of one image of `sequences`; raises a ValueError if A differs from image to image."""
+        """Return the terms with the A of one image, `sequences` entries; raise a `ValueError` if A differs by image."""
         if self.added is None or len(self.added) in (1, sequences):
             return self
         images = self.added.unflatten(0, (-1, sequences))
         if bool((images != images[:1]).any()):
-            raise ValueError(bad(name, "must add the same to the scores of every image", "a mask of each image's own"))
+            raise ValueError(bad(name, "must add the same term to the scores of every image", "a mask per image"))
         return replace(self, added=images[0])
 
 
@@ -100,65 +100,66 @@ NO_TERMS = ScoreTerms()
 @final
 @dataclass(frozen=True)
 class CallForm:
-    """How an attention module is called."""
+    """Call signature of an attention module."""
 
-    names: tuple[str, ...]  # arguments of the forward pass; the first holds the tokens
-    torch_style: bool = False  # whether it is called as `nn.MultiheadAttention`, with queries, keys and values
+    names: tuple[str, ...]  # arguments of the forward pass; the first is the tokens
+    torch_style: bool = False  # whether it is called like `nn.MultiheadAttention`, with queries, keys and values
     batch_first: bool = True  # whether sequences come before tokens
     neighbours: bool = False  # as in `ScoreTerms`
-    pair: bool = False  # whether it returns maps, or None in their place, after the output
+    pair: bool = False  # whether it returns (output, maps or None)
 
     @classmethod
     def of(cls, attention: nn.Module) -> "CallForm":
-        """The form of a module."""
+        """Return the call signature of a module."""
         torch_style = isinstance(attention, nn.MultiheadAttention)
         return cls(
             tuple(inspect.signature(type(attention).forward).parameters)[1:],
             torch_style=torch_style,
             batch_first=not torch_style or bool(attention.batch_first),
-            neighbours=not getattr(attention, "rotate_half", True),  # timm's say it; Hugging Face's turn halves
+            neighbours=not getattr(attention, "rotate_half", True),  # timm sets it; Hugging Face rotates halves
             pair=torch_style,
         )
 
     def read(self, args: Sequence[Any], named: Mapping[str, Any]) -> tuple[Float[Tensor, "b n c"], ScoreTerms]:
-        """Tokens and score terms of one call; raises a ValueError for causal attention and unknown tensors."""
+        """Return the tokens and score terms of one call; raise a `ValueError` for causal attention, unknown tensors."""
         given = {**dict(zip(self.names, args, strict=False)), **named}
         x = given.pop(self.names[0], None)
         if self.torch_style and any(given.pop(name, x) is not x for name in ("key", "value")):
-            raise ValueError(bad("key, value", "must be the queries", "others"))
+            raise ValueError(bad("key, value", "must be the same tensor as the queries", "other tensors"))
         if not isinstance(x, Tensor) or x.dim() != 3:
-            raise ValueError(bad(self.names[0], "must be tokens in sequences, 3 axes", _shape_of(x)))
+            raise ValueError(bad(self.names[0], "must be a tensor of tokens with 3 axes", _shape_of(x)))
         if given.pop("is_causal", False):
             raise ValueError(bad("is_causal", "must be False", True))
         rotations = [given.pop(name, None) for name in ROTATIONS]
         masks = {name: given.pop(name, None) for name in ADDED}
         if unknown := [name for name, value in given.items() if isinstance(value, Tensor)]:
-            raise ValueError(bad(", ".join(unknown), "must be None", "a tensor", "Its part in attention is not known."))
+            fix = "How it changes the attention is not known."
+            raise ValueError(bad(", ".join(unknown), "must be None", "a tensor", fix))
         cos, sin = next((_rotation(part) for part in rotations if part is not None), (None, None))
         added = [self._added(name, mask) for name, mask in masks.items() if mask is not None]
         terms = ScoreTerms(cos, sin, self.neighbours, sum(added[1:], added[0]) if added else None)
         return (x if self.batch_first else x.transpose(0, 1)), terms
 
     def give(self, out: Float[Tensor, "b n d"]) -> Tensor | tuple[Tensor, None]:
-        """The output as the caller expects it."""
+        """Return the output in the form that the caller expects."""
         out = out if self.batch_first else out.transpose(0, 1)
         return (out, None) if self.pair else out
 
     def _added(self, name: str, mask: Tensor) -> Tensor:
-        """A as (sequences, heads, n, n)."""
+        """Return A with shape (sequences, heads, n, n)."""
         if mask.dim() not in ((2,) if self.torch_style else (2, 3, 4)):
             raise ValueError(bad(name, "must have 2 to 4 axes, 2 for nn.MultiheadAttention", _shape_of(mask)))
-        if mask.dtype == torch.bool:  # nn.MultiheadAttention marks blocked keys, others the allowed ones
+        if mask.dtype == torch.bool:  # True blocks a key in nn.MultiheadAttention, and allows it elsewhere
             blocked = mask if self.torch_style else ~mask
             mask = torch.zeros_like(mask, dtype=torch.get_default_dtype()).masked_fill(blocked, -torch.inf)
         return mask[None, None] if mask.dim() == 2 else mask[:, None] if mask.dim() == 3 else mask
 
 
 def _rotation(given: Any) -> tuple[Tensor, Tensor]:
-    """Cosines and sines, (heads or 1, tokens, d): timm has sines and cosines in one tensor, Hugging Face a pair."""
+    """Return cosines and sines, (heads or 1, tokens, d), from timm's single tensor or Hugging Face's pair."""
     cos, sin = reversed(given.chunk(2, -1)) if isinstance(given, Tensor) else given
     if not 2 <= cos.dim() <= 4 or (cos.dim() == 4 and len(cos) > 1):
-        raise ValueError(bad("rotary positions", "must be those of every image", f"shape {tuple(cos.shape)}"))
+        raise ValueError(bad("rotary positions", "must be the same for every image", f"shape {tuple(cos.shape)}"))
     return cos.reshape(-1, *cos.shape[-2:]), sin.reshape(-1, *sin.shape[-2:])
 
 

@@ -1,18 +1,18 @@
-"""Attention of each head per shift, and how constant that pattern is as the query moves.
+"""Mean attention of each head per shift, and how constant that pattern is as the query moves.
 
-With delta = key - query in pixels, and Q(delta) the chosen queries q for which q + delta is a key of the image,
+With delta = key - query in positions, and Q(delta) the chosen queries q for which q + delta is a key of the image,
 
     profile    p_h(delta) = mean over q in Q(delta) of A_h[q, q + delta]                     rows are not renormalised
 
-for all delta that, along each axis, at least half as many queries can have as any shift: where queries are on the
-pixels, at most half of the axis either way. The head of a convolution has p = 1 at its tap under every border rule.
+for each delta that, along each axis, is available to at least half as many queries as the most available shift: with
+one query per position, up to half of the axis in each direction. Heads of convolutions have p = 1 at their taps.
 
     constancy  c_h = sum_delta |Q(delta)| p_h(delta)^2 / sum_delta sum_{q in Q(delta)} A_h[q, q + delta]^2
 
-is the share of the squared probabilities that the mean pattern explains, 1 only if A_h[q, q + delta] is the same for
-all those q: a convolution, with any number of soft taps. Its queries are those whose field has its middle at least a
-quarter of each axis away from the ends. The middle of the field is the middle of the keys minus that of the queries: 0
-where queries are on the pixels, (K - 1) / 2 for a kernel of K taps without padding.
+is the share of the squared probabilities that the mean pattern explains. It is 1 only if A_h[q, q + delta] is the same
+for all q: a convolution, with any number of soft taps. Only queries whose receptive field is centred at least a quarter
+of each axis away from the ends are used. The centre of the field is the middle of the keys minus the middle of the
+queries: 0 with one query per position, (K - 1) / 2 for a kernel of K taps without padding.
 """
 
 import math
@@ -36,15 +36,13 @@ class ShiftProfile:
     """Mean attention per shift of one layer's heads.
 
     Attributes:
-        mass: p_h(delta), (h, *shifts) float64 between 0 and 1, with one axis of shifts per axis of the grid; 0 where no
-            chosen query has that shift.
+        mass: p_h(delta), (h, *shifts) float64 from 0 to 1, one axis of shifts per axis of the grid; 0 if Q is empty.
         counts: Size of Q(delta) over all images, (*shifts) int64.
-        noise: Variance of p_h(delta) as a mean over queries, s^2 / (n - 1), shaped like `mass`: s^2 the variance of
-            A_h[q, q + delta] over queries and images, n the queries of one image.
+        noise: Variance of p_h(delta) as a mean over queries, s^2 / (n - 1), shaped like `mass`, where s^2 is the
+            variance of A_h[q, q + delta] over queries and images, and n the number of queries of one image.
         constancy: c_h, (h,) float64 from 0 to 1; NaN for a head without mass at the inner queries.
-        reach: The least and the largest shift per axis, in pixels.
-        middle: The range of shifts that contains the middle of the layer's field, per axis; more than one shift where a
-            stride leaves pixels over.
+        reach: Smallest and largest shift per axis, in positions.
+        middle: Smallest and largest candidate for the field's central shift per axis; they differ for some strides.
         key_count: Number of keys m of an image.
     """
 
@@ -58,7 +56,7 @@ class ShiftProfile:
 
     @property
     def shifts(self) -> Int[Tensor, "s dims"]:
-        """Every shift, row-major as in `mass.flatten(1)`."""
+        """All shifts, row-major like `mass.flatten(1)`."""
         lines = [torch.arange(least, most + 1, device=self.mass.device) for least, most in self.reach]
         return torch.stack(torch.meshgrid(*lines, indexing="ij"), -1).flatten(0, -2)
 
@@ -68,16 +66,16 @@ def shift_profile(operator: AttentionOperator, *, queries: Queries | None = None
 
     Args:
         operator: The attention probabilities.
-        queries: Flat query indices; None for all of the grid's. Take about a hundred or more: a single row is its own
-            mean.
+        queries: Flat query indices; None for all. Use about 100 or more, since the mean of few rows is mostly noise.
 
     Raises:
-        TypeError, ValueError: As `attention_moments`.
+        TypeError: `queries` are not integers.
+        ValueError: `queries` is empty or outside the grid.
 
     Example:
         >>> from attnconv import Grid, Shift
         >>> profile = shift_profile(Shift(Grid.make((6,)), [(1,), (-2,)], torch.zeros(())))
-        >>> profile.mass[0].round(decimals=3).tolist()  # shifts -3 .. 3; the last pixel attends itself
+        >>> profile.mass[0].round(decimals=3).tolist()  # shifts -3 .. 3; the last position attends to itself
         [0.0, 0.0, 0.0, 0.167, 1.0, 0.0, 0.0]
     """
     running = RunningShiftProfile()
@@ -87,9 +85,9 @@ def shift_profile(operator: AttentionOperator, *, queries: Queries | None = None
 
 @final
 class RunningShiftProfile:
-    """The profile of one layer over several batches of images: `add` the operator of each, then ask for the `result`.
+    """Profile of one layer, accumulated over batches of images: `add` one operator per batch, then call `result`.
 
-    Images have equal weight; an operator that all images share counts as one.
+    Images have equal weight; an operator shared by all images counts as one image.
     """
 
     def __init__(self) -> None:
@@ -97,7 +95,7 @@ class RunningShiftProfile:
 
     @torch.no_grad()
     def add(self, operator: AttentionOperator, *, queries: Queries | None = None) -> None:
-        """Add the images of one operator, with the grid and heads of the first; else a ValueError."""
+        """Add the images of one operator; raise a `ValueError` if its grid or heads differ from the first one's."""
         blocks = query_blocks(operator, queries)
         if self._grid is None:
             self._grid = operator.grid
@@ -111,10 +109,10 @@ class RunningShiftProfile:
         if self._grid != operator.grid or len(self._mass) != operator.heads:
             got = f"{operator.heads} heads on {operator.grid.query_sizes} queries and {operator.grid.sizes} keys"
             requirement = f"must have the grid and the {len(self._mass)} heads of the first operator"
-            raise ValueError(bad("operator", requirement, got, "Keep one accumulator per layer."))
+            raise ValueError(bad("operator", requirement, got, "Use one accumulator per layer."))
         grid = operator.grid
         inner = [_inner_range(axis) for axis in grid.axes]
-        totals = self._mass.new_zeros(operator.batch, *self._mass.shape)  # of the inner queries, by image
+        totals = self._mass.new_zeros(operator.batch, *self._mass.shape)  # sums over the inner queries, per image
         counts = torch.zeros_like(self._counts)
         for some in blocks:
             rows = operator.rows(some).unflatten(-1, grid.sizes)
@@ -135,7 +133,7 @@ class RunningShiftProfile:
         self._explained += (totals.square() / counts.clamp_min(1)).flatten(2).sum((0, -1))
 
     def result(self) -> ShiftProfile:
-        """The profile of all operators so far; raises a ValueError if none was added."""
+        """Return the profile of all operators so far; raise a `ValueError` if there is none."""
         if self._grid is None:
             raise ValueError(bad("operator", "must be added before the result", "none", "Call add(operator) first."))
         constancy = self._explained / self._squares.where(self._squares > 0, math.nan)
@@ -146,7 +144,7 @@ class RunningShiftProfile:
             mass=mass,
             counts=self._counts.clone(),
             noise=spread / (counts / self._images - 1).clamp_min(1.0),
-            constancy=constancy.clamp_max(1.0),  # rounding may go beyond
+            constancy=constancy.clamp_max(1.0),  # may exceed 1 by rounding
             reach=self._reach,
             middle=tuple(_middle(axis) for axis in self._grid.axes),
             key_count=self._grid.key_count,
@@ -154,12 +152,12 @@ class RunningShiftProfile:
 
 
 def _extent(axis: Axis) -> int:
-    """Pixels from the first key to the last."""
+    """Return the number of positions from the first key to the last."""
     return axis.spacing * (axis.size - 1) + 1
 
 
 def _reach(axis: Axis) -> tuple[int, int]:
-    """The least and the largest shift that at least half as many queries can have as any shift."""
+    """Return the smallest and largest shift available to at least half as many queries as the most available one."""
     extent, positions = _extent(axis), axis.query_positions()
     shifts = torch.arange(-int(positions[-1]), extent - int(positions[0]))
     ends = torch.searchsorted(positions, extent - 1 - shifts, right=True)  # queries from -shift to extent - 1 - shift
@@ -169,19 +167,19 @@ def _reach(axis: Axis) -> tuple[int, int]:
 
 
 def _middle(axis: Axis) -> tuple[int, int]:
-    """The range of shifts that contains the middle of a query's field."""
+    """Return the range of shifts that contains the centre of a query's receptive field."""
     positions = axis.query_positions()
-    # Pixels after the last query minus those before the first: a stride leaves up to stride - 1 of them unused, and
-    # spaced keys hide as many the other way.
+    # Positions after the last query minus positions before the first. Up to stride - 1 of them are unused; with spaced
+    # keys, up to spacing - 1 are missing.
     twice = _extent(axis) - 1 - int(positions[0]) - int(positions[-1])
     least, most = -((axis.stride - 1 - twice) // 2), (twice + axis.spacing - 1) // 2
-    if least > most:  # half a pixel: an even kernel, which has a tap on either side
+    if least > most:  # an even kernel, whose centre is between two taps
         least = most = int(twice / 2)
     return least, most
 
 
 def _inner_range(axis: Axis) -> tuple[int, int]:
-    """First and last position of queries whose field has its middle at least a quarter of the axis from its ends."""
+    """Return the first and last position of queries whose field is centred at least a quarter from the axis's ends."""
     margin, (least, most) = _extent(axis) // 4, _middle(axis)
     middle = min(max(0, least), most)
     return margin - middle, _extent(axis) - 1 - margin - middle
@@ -190,10 +188,10 @@ def _inner_range(axis: Axis) -> tuple[int, int]:
 def _window(
     grid: Grid, position: Sequence[int], reach: Sequence[tuple[int, int]]
 ) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
-    """Per axis: the keys within reach of a query, and the places of their shifts; both empty where there is none."""
+    """Return, per axis, slices of the keys within reach of a query and of their shifts; empty if there are none."""
     keys, shifts = [], []
     for axis, here, (least, most) in zip(grid.axes, position, reach, strict=True):
-        first = max(0, -((-least - here) // axis.spacing))  # the least k with spacing k - here >= least
+        first = max(0, -((-least - here) // axis.spacing))  # the smallest k with spacing k - here >= least
         last = min(axis.size - 1, (here + most) // axis.spacing)
         count = max(0, last - first + 1)
         place = axis.spacing * first - here - least

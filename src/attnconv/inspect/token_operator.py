@@ -1,10 +1,10 @@
-"""Attention among the image's tokens, in a model that has class tokens, registers or windows.
+"""Attention between the tokens of an image, in models with class tokens, registers or windows.
 
     A[q, k] = p(token k | token q)      for tokens q, k of the image,      padding_mass(q) = 1 - sum_k A[q, k]
 
-Rows are not renormalised: attention to class tokens, registers or the padding of a window is padding mass. Positions of
-tokens come from the first module, attention outwards, whose attributes tell them. A wrong guess would move every map,
-so what does not fit is refused.
+Rows are not renormalised: attention to class tokens, registers or the padding of a window counts as padding mass. The
+positions of tokens are inferred from the attributes of the innermost enclosing module that has them. A wrong guess
+would distort every map, so inconsistent sizes raise an error.
 """
 
 import math
@@ -22,19 +22,19 @@ from attnconv.inspect.attention_calls import TokenRows, UnreadableError
 from attnconv.operators.base import AttentionOperator, Images, Outputs, Queries, Weights, all_queries, query_indices
 from attnconv.operators.kernels.contractions import contract_rows
 
-BLOCK = 2**25  # probabilities held at once: 128 MiB in float32
+BLOCK = 2**25  # probabilities per block: 128 MiB in float32
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class TokenLayout:
-    """Positions of the tokens of one call in the image."""
+    """Positions in the image of the tokens of one attention call."""
 
     sizes: tuple[int, ...]  # tokens of the image, (height, width)
-    prefix: int = 0  # number of tokens before the image's: class tokens, registers
-    suffix: int = 0  # number of tokens after them: those of detectors
+    prefix: int = 0  # number of tokens before the image's tokens: class tokens, registers
+    suffix: int = 0  # number of tokens after the image's tokens: detection tokens
     window: tuple[int, int] | None = None  # tokens of a window, (height, width); None if an image is one sequence
-    tokens: Int[Tensor, "windows places"] | None = None  # image token at each place, -1 for padding
+    tokens: Int[Tensor, "windows places"] | None = None  # index of the image token at each place, -1 for padding
 
     @property
     def parts(self) -> int:
@@ -45,12 +45,12 @@ class TokenLayout:
 def window_layout(
     sizes: tuple[int, int], window: tuple[int, int], *, shift: tuple[int, int], pad_first: bool
 ) -> TokenLayout:
-    """The layout of images that are shifted up and left cyclically and cut into windows, row by row.
+    """Return the layout of images that are shifted cyclically up and left, and split into windows row by row.
 
-    Tokens are padded to whole windows before they move (`pad_first`) or after.
+    Tokens are padded to whole windows before the shift (`pad_first`) or after it.
     """
     counts = [math.ceil(size / length) for size, length in zip(sizes, window, strict=True)]
-    axes = []  # the token at each place along an axis after shift and padding, -1 for padding
+    axes = []  # the token at each place of an axis after shift and padding, -1 for padding
     for size, length, count, step in zip(sizes, window, counts, shift, strict=True):
         places, full = torch.arange(count * length), count * length
         moved = (places + step) % full if pad_first else torch.where(places < size, (places + step) % size, -1)
@@ -63,14 +63,13 @@ def window_layout(
 
 @final
 class TokenOperator(AttentionOperator):
-    """The attention of one call in any model, as `visit_attention` hands it over.
+    """Attention of one call in any model, as passed to the function of `visit_attention`.
 
-    Rows are computed on demand, in at least float32, from the tensors that the model's kernel was given. For a model
-    that runs unfused they are available inside the visit only.
+    Rows are computed on demand, in float32 or higher precision; those of unfused models only inside the visit.
 
     Args:
         source: The rows of the call.
-        layout: Positions of its tokens.
+        layout: Positions of the call's tokens.
 
     Attributes:
         prefix, suffix, window: As in the layout.
@@ -85,7 +84,7 @@ class TokenOperator(AttentionOperator):
 
     def __init__(self, source: TokenRows, layout: TokenLayout) -> None:
         self._source, self._layout, self.device = source, layout, source.device
-        # What is no token of the image counts as padding; the lattice itself has none.
+        # Tokens that are not part of the image count as padding; the grid itself has none.
         self.grid = Grid.make(layout.sizes, border="zero")
         self.heads, self.batch = source.heads, source.batch // layout.parts
         self.prefix, self.suffix, self.window = layout.prefix, layout.suffix, layout.window
@@ -97,9 +96,9 @@ class TokenOperator(AttentionOperator):
         return self._split(queries)[1]
 
     def prefix_rows(self, tokens: Int[Tensor, "p"]) -> Float[Tensor, "b h p m"]:
-        """Attention of class tokens and registers over the image's tokens (flat, row-major).
+        """Return the attention of class tokens and registers over the image's tokens (flat, row-major).
 
-        `tokens` are indices of tokens before the image's, mostly 0 for the class token; others raise a ValueError.
+        `tokens` are indices below `prefix`, usually 0 for the class token; other indices raise a `ValueError`.
         """
         indices("tokens", tokens.tolist(), self.prefix)
         return self._source.rows(tokens)[..., self.prefix : self.prefix + self.grid.key_count]
@@ -119,7 +118,7 @@ class TokenOperator(AttentionOperator):
         return all_queries(self.grid, self.device).split(length)
 
     def _split(self, queries: Queries) -> tuple[Tensor, Tensor]:
-        """Probabilities over the image's tokens, (b, h, r, m), and their sum elsewhere, (b, h, r)."""
+        """Return the probabilities over the image's tokens, (b, h, r, m), and their sum elsewhere, (b, h, r)."""
         chosen = query_indices(queries, self.grid, self.device)
         if self._layout.tokens is not None:
             return self._split_windows(chosen, self._layout.tokens.to(self.device))
@@ -128,7 +127,7 @@ class TokenOperator(AttentionOperator):
         return rows[..., self.prefix : stop], rows[..., : self.prefix].sum(-1) + rows[..., stop:].sum(-1)
 
     def _split_windows(self, queries: Tensor, tokens: Int[Tensor, "windows places"]) -> tuple[Tensor, Tensor]:
-        """The same for windows; only the windows of these queries are computed."""
+        """Implement `_split` for windows; only the windows of these queries are computed."""
         length, count = tokens.shape[1], self.grid.key_count
         places = (tokens.flatten() >= 0).nonzero().squeeze(1)
         place_of = torch.empty_like(places)
@@ -139,7 +138,7 @@ class TokenOperator(AttentionOperator):
         local = self._source.rows(torch.arange(length, device=queries.device), (first + touched).flatten())
         local = local.unflatten(0, (self.batch, len(touched)))
         chosen = local[:, index, :, inside].permute(1, 2, 0, 3)  # (b, h, r, places)
-        # Padding goes to one column past the last token, and is taken off again as mass elsewhere.
+        # Attention to padding is collected in one extra column after the last token.
         columns = tokens[window].where(tokens[window] >= 0, count).expand(chosen.shape)
         out = chosen.new_zeros(*chosen.shape[:3], count + 1).scatter_add_(-1, columns, chosen)
         return out[..., :count], out[..., count]
@@ -148,36 +147,36 @@ class TokenOperator(AttentionOperator):
 @final
 @dataclass
 class Running:
-    """A module whose forward pass is under way."""
+    """A module whose forward pass is running."""
 
     name: str  # in the model
     module: nn.Module
-    shape: tuple[int, ...] | None  # of the first input, if that is a tensor
-    resolution: tuple[int, int] | None  # the second input, if that is a (height, width) of tokens
-    calls: int = 0  # of attention seen inside so far
-    pending: TokenRows | None = None  # the first of two attentions that the module mixes
+    shape: tuple[int, ...] | None  # shape of the first input, if it is a tensor
+    resolution: tuple[int, int] | None  # the second input, if it is a (height, width) of tokens
+    calls: int = 0  # attention calls so far
+    pending: TokenRows | None = None  # the first of two attention maps that the module mixes
 
 
-Hint: TypeAlias = tuple[TokenLayout, set[int]]  # the layout of a call's tokens if this many may be before the image's
+Hint: TypeAlias = tuple[TokenLayout, set[int]]  # a layout, and the prefixes for which it is valid
 
 
 def layout_of(
     running: Sequence[Running], rows: TokenRows, images: Tensor, grid: tuple[int, ...] | None, prefix: int | None
 ) -> TokenLayout:
-    """The layout of a call inside the modules `running`, outermost first; `grid` and `prefix` are the user's.
+    """Return the layout of a call inside the modules `running`, outermost first, for the user's `grid` and `prefix`.
 
     Raises an `UnreadableError` if the positions of the tokens cannot be determined.
     """
     tokens, shape = rows.keys, tuple(images.shape)
     if rows.queries != tokens:
-        raise UnreadableError(f"{rows.queries} queries look at {tokens} keys, which is no attention among tokens")
+        raise UnreadableError(f"the number of queries ({rows.queries}) differs from the number of keys ({tokens})")
     for frame in reversed(running):
         if getattr(frame.module, "shift_size", None) is not None:
             return _windows(frame, rows, len(images))
     if images.dim() == 4 and rows.batch != len(images):
-        raise UnreadableError(f"it attends in {rows.batch} sequences for {len(images)} images, cut in an unknown way")
+        raise UnreadableError(f"it splits {len(images)} images into {rows.batch} sequences in an unknown way")
     if images.dim() == 3 and rows.batch not in shape[:2]:
-        raise UnreadableError(f"it attends in {rows.batch} sequences for the input {shape}")
+        raise UnreadableError(f"it attends in {rows.batch} sequences, which does not match the input's shape {shape}")
     modules = [frame.module for frame in reversed(running)]
     hints = [hint for module in modules for hint in _hints(module, images, tokens)]
     if grid is None:
@@ -188,16 +187,16 @@ def layout_of(
         return layout
     given = "" if prefix is None else f", prefix={prefix}"
     if images.dim() == 3 and (tokens, rows.batch) == shape[:2] and rows.batch != tokens:
-        why = f"{grid=}: the input {shape} has its tokens first. Where it is split, put the batch first"
+        why = f"{grid=}: the input of shape {shape} has its tokens first. Put the batch axis first before splitting it"
     elif grid is None:
-        why = f"the input {shape}{given}; pass grid=(height, width) and prefix="
+        why = f"the input of shape {shape}{given}; pass grid=(height, width) and prefix="
     else:
-        why = f"{grid=}{given}, which has {math.prod(grid) + (prefix or 0)}; pass a smaller grid="
-    raise UnreadableError(f"its {tokens} tokens make no grid of {why}")
+        why = f"{grid=}{given}, which needs {math.prod(grid) + (prefix or 0)}; pass a smaller grid="
+    raise UnreadableError(f"its {tokens} tokens do not match {why}")
 
 
 def _model_layout(hints: Sequence[Hint], tokens: int, images: Tensor, prefix: int | None) -> TokenLayout | None:
-    """The grid by the model's hints or, without any, of square patches after no token or one; None if none fits."""
+    """Return the first layout that fits the model's hints or, without hints, square patches with a prefix of 0 or 1."""
     for layout, prefixes in hints:
         if layout.prefix in (prefixes if prefix is None else {prefix}):
             return layout
@@ -212,17 +211,15 @@ def _model_layout(hints: Sequence[Hint], tokens: int, images: Tensor, prefix: in
 def _user_layout(
     modules: Sequence[nn.Module], hints: Sequence[Hint], tokens: int, grid: tuple[int, ...], prefix: int | None
 ) -> TokenLayout | None:
-    """The user's grid, or None if it is too large; the user or the model says which other tokens are before it."""
+    """Return the layout of the user's grid; None if it is too large. The prefix comes from the user or the model."""
     others = tokens - math.prod(grid)
     if others < (prefix or 0):
         return None
     fitting = [layout for layout, prefixes in hints if layout.prefix in prefixes]
     if prefix is not None:
         if prefix < others and fitting and all(layout.sizes != grid for layout in fitting):
-            given = f"{grid=}, {prefix=} leave {others - prefix} of its {tokens} tokens over"
-            raise UnreadableError(
-                f"{given}, while the model itself says a grid of {fitting[0].sizes}; pass that or none"
-            )
+            given = f"{grid=}, {prefix=} cover all but {others - prefix} of its {tokens} tokens"
+            raise UnreadableError(f"{given}, while the model's own grid is {fitting[0].sizes}; pass that grid, or none")
         return TokenLayout(grid, prefix, others - prefix)
     if others < 2:
         return TokenLayout(grid, others)
@@ -231,13 +228,13 @@ def _user_layout(
     if known:
         return TokenLayout(grid, *known[0])
     raise UnreadableError(
-        f"its {tokens} tokens are {others} more than those of {grid=}; pass prefix= with grid=, how many of the "
-        f"{others} stand before the image"
+        f"{grid=} covers all but {others} of its {tokens} tokens; pass prefix=, the number of these {others} tokens "
+        "that come before the image"
     )
 
 
 def _hints(module: nn.Module, images: Tensor, tokens: int) -> Iterator[Hint]:
-    """Hints of a module: patches of timm, Hugging Face and torchvision."""
+    """Yield layouts that a module's attributes suggest, by the patch sizes of timm, Hugging Face and torchvision."""
     if images.dim() != 4:
         return
 
@@ -246,7 +243,7 @@ def _hints(module: nn.Module, images: Tensor, tokens: int) -> Iterator[Hint]:
 
     height, width = images.shape[2:]
     known, embed = _other_tokens(module), getattr(module, "patch_embed", None)
-    early = {0, 1} if known is None else {0, known[0]}  # class tokens may join later than the first blocks
+    early = {0, 1} if known is None else {0, known[0]}  # class tokens may be added after the first blocks
     before, after = ({0, 1, 2}, 0) if known is None else ({known[0]}, known[1])
     fixed = pair_of(getattr(embed, "grid_size", None))
     if fixed is not None and pair_of(getattr(embed, "img_size", None)) == (height, width):
@@ -254,13 +251,13 @@ def _hints(module: nn.Module, images: Tensor, tokens: int) -> Iterator[Hint]:
     holders = ((embed, early, 0), (getattr(module, "config", None), before, after), (module, {0, 1}, 0))
     for holder, prefixes, suffix in holders:
         patch = pair_of(getattr(holder, "patch_size", None))
-        if patch is not None:  # without and with patches that extend beyond the border
+        if patch is not None:  # without and with padding to whole patches
             yield hint((height // patch[0], width // patch[1]), prefixes, suffix)
             yield hint((math.ceil(height / patch[0]), math.ceil(width / patch[1])), prefixes, suffix)
 
 
 def _other_tokens(module: Any) -> tuple[int, int] | None:
-    """Tokens before and after the image's, if a module says so: timm's prefix, Hugging Face's registers and YOLOS."""
+    """Return the numbers of tokens before and after the image's tokens, from attributes of timm and Hugging Face."""
     if getattr(module, "patch_embed", None) is not None and getattr(module, "num_prefix_tokens", None) is not None:
         return int(module.num_prefix_tokens), 0
     config = getattr(module, "config", None)
@@ -269,7 +266,7 @@ def _other_tokens(module: Any) -> tuple[int, int] | None:
 
 
 def pair_of(value: Any, *, least: int = 1) -> tuple[int, int] | None:
-    """A size, one integer or two, as (height, width); None for what is no size."""
+    """Return a size of one or two integers as (height, width); None if the value is not a size."""
     if isinstance(value, int) and value >= least:
         return value, value
     if isinstance(value, (list, tuple)) and len(value) == 2 and all(isinstance(part, int) for part in value):
@@ -278,7 +275,7 @@ def pair_of(value: Any, *, least: int = 1) -> tuple[int, int] | None:
 
 
 def _square_patches(tokens: int, images: Tensor) -> tuple[int, int] | None:
-    """The grid of square patches that fill the image."""
+    """Return the grid of square patches that fill the image; None if there is none."""
     height, width = images.shape[2:]
     rows = math.isqrt(max(0, tokens) * height // max(1, width))
     fits = rows > 0 and rows * rows * width == tokens * height and tokens % rows == 0
@@ -286,14 +283,14 @@ def _square_patches(tokens: int, images: Tensor) -> tuple[int, int] | None:
 
 
 def _windows(frame: Running, rows: TokenRows, images: int) -> TokenLayout:
-    """The windows of a block, from its own sizes and the shape of its input."""
+    """Return the layout of a block's windows, from its attributes and the shape of its input."""
     block: Any = frame.module
     window, shift = pair_of(getattr(block, "window_size", None)), pair_of(block.shift_size, least=0)
     sizes = (frame.shape[1], frame.shape[2]) if frame.shape is not None and len(frame.shape) == 4 else frame.resolution
     if window is None or shift is None or sizes is None:
-        raise UnreadableError(f"its windows are those of {frame.name!r}, whose sizes are not known")
-    # timm moves the tokens, then pads them; the others pad first, and do not move what fits in one window. Blocks of
-    # timm and of Hugging Face say for which resolution they were built, torchvision's do not.
+        raise UnreadableError(f"it attends in the windows of {frame.name!r}, whose sizes are unknown")
+    # timm shifts, then pads; the others pad first, and do not shift an axis that fits in one window. Blocks of timm and
+    # Hugging Face store the resolution that they were built for; torchvision's do not.
     from_timm = type(block).__module__.startswith("timm.") or getattr(block, "input_resolution", None) is not None
     pad_first = hasattr(block, "maybe_pad") or not from_timm
     if pad_first:
@@ -301,5 +298,5 @@ def _windows(frame: Running, rows: TokenRows, images: int) -> TokenLayout:
     layout = window_layout(sizes, window, shift=shift, pad_first=pad_first)
     if rows.keys != math.prod(window) or rows.batch != layout.parts * images:
         got = f"{rows.batch} sequences of {rows.keys} tokens"
-        raise UnreadableError(f"{got} are no windows of {window} over {sizes} tokens of {images} images")
+        raise UnreadableError(f"its {got} do not match windows of {window} over {sizes} tokens of {images} images")
     return layout

@@ -1,4 +1,4 @@
-"""The study of the paper: its runs, tables, figures and claims. Only the command line imports it."""
+"""Reproduction of the paper: its runs, tables, figures and claims. Only the command line imports it."""
 
 from attnconv._util.exports import attach
 

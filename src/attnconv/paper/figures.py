@@ -1,4 +1,4 @@
-"""Figures 1 to 14 of the paper, each under its own number: the models whose runs it shows, and how it is drawn."""
+"""Figures 1 to 14 of the paper, by number: the models that each one shows, its caption, and how it is drawn."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,19 +25,19 @@ from attnconv.theory.expressibility import factorise
 @final
 @dataclass(frozen=True)
 class PaperFigure:
-    """One figure of the paper: the models whose runs it shows, how to read it, and how it is drawn."""
+    """One figure of the paper."""
 
-    models: tuple[str, ...]
+    models: tuple[str, ...]  # the models whose runs it shows
     caption: str
-    draw: Callable[..., Figure]  # of the title and a run of each model; with several models, of those that have a run
+    draw: Callable[..., Figure]  # called with the title and one run per model that has a run
 
 
 def _accuracy(title: str, *runs: RunData) -> Figure:
-    """Figures 2 and 13; the pruned model continues the generalised one."""
+    """Draw Figures 2 and 13; the pruned model continues the generalised one."""
     curves = {run.name: {curve.split: curve for curve in run.curves()} for run in runs}
     common = [split for split in SPLITS if all(split in found for found in curves.values())]
     if not common:
-        raise ValueError(bad("runs", "must have curves of the same images", f"none that {', '.join(curves)} share"))
+        raise ValueError(bad("runs", "must have curves of a common split", f"no split common to {', '.join(curves)}"))
     split = common[-1]
     shown = []
     for name, found in curves.items():
@@ -49,15 +49,15 @@ def _accuracy(title: str, *runs: RunData) -> Figure:
 
 
 def _movement(title: str, run: RunData) -> Figure:
-    """Figure 3: the heads of one layer during training."""
+    """Draw Figure 3: the heads of one layer during training."""
     history = _heads(run)
-    layer = min(PAPER_LAYER, len(history))
+    layer = min(PAPER_LAYER, len(history) - 1)
     title = f"{title}: heads of layer {layer} during training"
-    return draw_centres_over_training(history[layer - 1], title=title, sizes=run.positions)
+    return draw_centres_over_training(history[layer], title=title, sizes=run.positions)
 
 
 def _centres(title: str, run: RunData) -> Figure:
-    """Figures 4, 12 and 14: the heads of each layer after training."""
+    """Draw Figures 4, 12 and 14: the heads of each layer after training."""
     last = [epochs[-1] for epochs in _heads(run)]
     title = f"{title}: heads after epoch {last[0][0]}, {PAPER_MODELS[run.name].title}"
     return draw_centres([heads for _, heads in last], title=title, sizes=run.positions)
@@ -70,26 +70,26 @@ def _heads(run: RunData) -> History:
 
 
 def _zoomed(title: str, run: RunData) -> Figure:
-    """Figure 5: attention near the query."""
+    """Draw Figure 5: attention near the query."""
     side = min(run.positions)
     zoom = min(ZOOM, side if side % 2 else side - 1)
-    title = f"{title}: attention within {zoom} x {zoom} pixels of the query, {PAPER_MODELS[run.name].title}"
+    title = f"{title}: attention within {zoom} x {zoom} positions around the query, {PAPER_MODELS[run.name].title}"
     return draw_query(run.maps, 0, title=title, zoom=zoom)
 
 
 def _means(title: str, run: RunData, *, query: int) -> Figure:
-    """Figures 6 and 7: mean attention of a query, with the heads in the order of the first query's."""
+    """Draw Figures 6 and 7: mean attention of a query, with the heads in the first query's order."""
     title = f"{title}: attention, mean of {len(run.images)} test images, {PAPER_MODELS[run.name].title}"
     return draw_query(run.maps, query, title=title)
 
 
 def _single(title: str, run: RunData, *, label: int, place: tuple[float, float]) -> Figure:
-    """Figures 8 to 10: attention on the first test image of a class; the paper does not say which images it shows."""
+    """Draw Figures 8 to 10: attention on the first test image of a class; the paper does not specify its images."""
     loaded, data = run.trained(), run.data()
     index = int((data.test.labels == label).nonzero()[0, 0])
     image = data.test.images[index : index + 1]
     layers = mean_query_maps(loaded.model, run.normalised(image, loaded), places=[place])
-    title = f"{title}: attention on one image ({data.classes[label]}, test image {index + 1})"
+    title = f"{title}: attention on one image ({data.classes[label]}, test image {index})"
     colours = (image[0].permute(1, 2, 0).double() / 255).expand(-1, -1, 3).numpy()
     return draw_query(layers, 0, title=title, picture=colours)
 
@@ -97,7 +97,7 @@ def _single(title: str, run: RunData, *, label: int, place: tuple[float, float])
 def _mixture(title: str) -> Figure:
     centres, query, sizes = [(-1.0, -2.0), (-1.0, 1.0), (1.0, 0.0), (2.0, 2.0)], (3, 3), (7, 7)
     maps = _attention(centres, 2.0, sizes)[:, query[0] * sizes[1] + query[1]].reshape(-1, *sizes).numpy()
-    return draw_mixture(maps, query, centres=centres, title=f"{title}: multi-head self-attention at one query pixel q")
+    return draw_mixture(maps, query, centres=centres, title=f"{title}: multi-head self-attention at one query q")
 
 
 def _factorisation(title: str) -> Figure:
@@ -107,9 +107,9 @@ def _factorisation(title: str) -> Figure:
 
 
 def _attention(centres: Sequence[tuple[float, float]], alpha: float, sizes: tuple[int, int]) -> Tensor:
-    """Rows of round heads, (heads, queries, keys)."""
+    """Return the attention of isotropic heads, (heads, queries, keys)."""
     grid = Grid.make(sizes)
-    with torch.random.fork_rng(devices=[]), torch.no_grad():  # a figure leaves the caller's random numbers alone
+    with torch.random.fork_rng(devices=[]), torch.no_grad():  # keep the caller's random state
         encoding = Quadratic(len(centres), grid.dims).double()
         encoding.centres.copy_(torch.tensor(centres, dtype=torch.float64))
         encoding.spread.fill_((2 * alpha) ** 0.5)
@@ -120,35 +120,36 @@ def _attention(centres: Sequence[tuple[float, float]], alpha: float, sizes: tupl
 FIGURES: Mapping[int, PaperFigure] = {
     1: PaperFigure(
         (),
-        "One query's output as a sum over heads, each of which attends at its own shift and has its own matrix.",
+        "The output at one query as a sum over heads; each head attends at a different shift and has its own matrix.",
         _mixture,
     ),
     2: PaperFigure(
-        tuple(name for name, model in PAPER_MODELS.items() if model.table_1), "Accuracy over the epochs.", _accuracy
+        tuple(name for name, model in PAPER_MODELS.items() if model.table_1), "Accuracy over epochs.", _accuracy
     ),
     3: PaperFigure(
         ("quadratic",),
-        "Heads of one layer during training: centres, with the contours that hold 50% and 90% of their attention.",
+        "Heads of one layer during training: centres, with 50% and 90% contours of their attention.",
         _movement,
     ),
     4: PaperFigure(
         ("quadratic",),
-        "Heads of each layer of the quadratic model after training, with the contours of 50% and 90%.",
+        "Heads of each layer of the quadratic model after training, with 50% and 90% contours.",
         _centres,
     ),
     5: PaperFigure(
         ("learned",),
-        f"Attention of the learned positional model near the query; at most {ZOOM} x {ZOOM} positions.",
+        f"Attention of the model with learned positions near the query, on at most {ZOOM} x {ZOOM} positions.",
         _zoomed,
     ),
     6: PaperFigure(
         (CONTENT,),
-        "Attention of the model with learned positions and content, a mean over test images.",
+        "Attention of the model with learned positions and content, averaged over test images.",
         partial(_means, query=0),
     ),
     7: PaperFigure(
         (CONTENT,),
-        "As Figure 6 for another query, with every head in the same column: a head like a convolution's moves along.",
+        "As Figure 6, for another query. Heads are in the same columns: a head that acts like a convolution moves with "
+        "the query.",
         partial(_means, query=1),
     ),
     8: PaperFigure(
@@ -156,21 +157,21 @@ FIGURES: Mapping[int, PaperFigure] = {
         "Attention of the model with content on one test image.",
         partial(_single, label=6, place=(0.5, 0.5)),
     ),
-    9: PaperFigure((CONTENT,), "As Figure 8 on another image.", partial(_single, label=7, place=(0.35, 0.5))),
+    9: PaperFigure((CONTENT,), "As Figure 8, on another image.", partial(_single, label=7, place=(0.35, 0.5))),
     10: PaperFigure(
-        (CONTENT,), "As Figure 8 with a query on the background.", partial(_single, label=9, place=(0.1, 0.9))
+        (CONTENT,), "As Figure 8, with a query in the background.", partial(_single, label=9, place=(0.1, 0.9))
     ),
     11: PaperFigure(
         (),
-        "A kernel position as a mixture of the heads' attention: five heads that make up a 2 x 2 kernel.",
+        "Kernel taps as linear combinations of the heads' attention: five heads form a 2 x 2 kernel.",
         _factorisation,
     ),
     12: PaperFigure(
-        (SOURCE,), "Heads of each layer of the generalised model, whose Gaussians may be ellipses.", _centres
+        (SOURCE,), "Heads of each layer of the generalised model, whose contours may be ellipses.", _centres
     ),
     13: PaperFigure(
         tuple(name for name, model in PAPER_MODELS.items() if model.accuracy is not None),
-        "Accuracy over the epochs; the pruned model continues the generalised one.",
+        "Accuracy over epochs; the pruned model continues the generalised one.",
         _accuracy,
     ),
     14: PaperFigure(

@@ -1,14 +1,13 @@
-"""The observations of the paper: what it says, what is measured of it here, seed by seed, and whether it holds.
+"""Observations of the paper: the claim, its measurement for each seed, and whether it holds.
 
-The criteria were written before any of these numbers was known, except for the fixed shifts of one run of
-`quadratic-small`: they are not fitted to the results. Chance levels are one in twenty (`inspect.null_models.LEVEL`),
-from shuffles of the run's own heads.
+The criteria were fixed before the results were known, except for the fixed shifts of one run of `quadratic-small`.
+Chance levels are 95 % quantiles (`inspect.null_models.LEVEL`) over shuffles of the run's heads.
 
-    votes      a claim holds where every seed meets its criterion and is not seen where none does
+    votes      a claim holds if every seed meets its criterion, and is not seen if no seed does
     no gain    with d the mean difference over seeds and e half the width of its 95 % interval (Student's t):
-               it holds where d + e is below `MARGIN`, else it does not hold where d - e is above 0
+               the claim holds if d + e < `MARGIN`, and does not hold if d - e > 0
 
-Nothing else can be said: seeds that disagree, missing runs, only one seed for a difference between models.
+All other cases are undecided: seeds that disagree, missing runs, or a single seed for a difference between models.
 """
 
 import math
@@ -44,9 +43,9 @@ class Found:
     """One number of one seed."""
 
     value: float
-    beside: Mapping[str, float]  # numbers to compare it with, by name
-    meets: bool | None = None  # whether it meets the claim's criterion; None if one seed cannot say
-    layers: tuple[float, ...] = ()  # the number by layer, or what `Claim.by_layer` says
+    beside: Mapping[str, float]  # reference values by name
+    meets: bool | None = None  # whether it meets the claim's criterion; None if one seed cannot decide
+    layers: tuple[float, ...] = ()  # values by layer, described by `Claim.by_layer`
 
 
 @final
@@ -55,30 +54,30 @@ class Claim:
     """One observation of the paper and how it is judged."""
 
     key: str
-    models: tuple[str, ...]  # whose runs it needs
-    paper: str  # what the paper says, in other words
+    models: tuple[str, ...]  # models whose runs are needed
+    paper: str  # the paper's statement, paraphrased
     measured: str
-    criterion: str  # when one seed meets the claim, or for `no_gain` when all seeds together do
-    measure: Callable[..., Found]  # of the runs of one seed, one for each model
-    unit: Unit = "number"  # shares are parts of 1, printed in percent, and points their differences
-    by_layer: str = ""  # what `Found.layers` is; empty for nothing
+    criterion: str  # for one seed, or for all seeds together if `no_gain`
+    measure: Callable[..., Found]  # called with one run per model, all with the same seed
+    unit: Unit = "number"  # shares are fractions of 1, printed in percent; points are their differences
+    by_layer: str = ""  # description of `Found.layers`; empty if there are none
     layer_unit: Unit = "number"
-    no_gain: bool = False  # whether the claim is that a difference of accuracies is no gain
+    no_gain: bool = False  # whether the claim is that a difference in accuracy is not a gain
 
 
 def fixed_shifts(run: RunData, *, layers: tuple[int, ...]) -> Found:
-    """Share of all heads at a fixed shift; each of these layers, counted from 1, must have one."""
+    """Compute the share of heads at a fixed shift; each of the given layers must have such a head."""
     now, before = ([at_fixed_shift(layer).double() for layer in found] for found in (run.end, run.start))
     value, start = (float(torch.cat(heads).mean()) for heads in (now, before))
     by_layer = tuple(float(heads.mean()) for heads in now)
     meets = None
-    if len(by_layer) >= max(layers):
-        meets = all(by_layer[layer - 1] > 0 for layer in layers) and value > start
+    if len(by_layer) > max(layers):
+        meets = all(by_layer[layer] > 0 for layer in layers) and value > start
     return Found(value, {"at the start": start}, meets, by_layer)
 
 
 def trend(run: RunData, *, of: Callable[[LayerStatistics], Tensor]) -> Found:
-    """Rank correlation of a number of each head with the head's layer."""
+    """Compute the rank correlation of a head's statistic with its layer."""
     heads = [of(layer) for layer in run.end]
     found = layer_trend([layer.tolist() for layer in heads])
     by_layer = tuple(float(layer.nanmean()) for layer in heads)
@@ -86,7 +85,7 @@ def trend(run: RunData, *, of: Callable[[LayerStatistics], Tensor]) -> Found:
 
 
 def against_turned_heads(run: RunData, *, of: Callable[[Any], Any], lower: bool) -> Found:
-    """Mean of a number over layers, to be below or above both the start's and that of heads turned at random."""
+    """Compare the mean of a statistic over layers with its initial value and with randomly turned heads."""
     by_layer = tuple(float(of(layer)) for layer in run.end)
     value, start = statistics.fmean(by_layer), statistics.fmean(of(layer) for layer in run.start)
     draws = torch.stack([of(layer) for layer in run.turned]).mean(0)
@@ -96,7 +95,7 @@ def against_turned_heads(run: RunData, *, of: Callable[[Any], Any], lower: bool)
 
 
 def mirror(run: RunData) -> Found:
-    """How far heads have left-right partners beyond up-down ones."""
+    """Compute how much more symmetric the heads are left-right than up-down."""
     profiles = [layer.profile for layer in run.end]
     found, before = mirror_symmetry(profiles), mirror_symmetry([layer.profile for layer in run.start])
     value = found.left_right - found.up_down
@@ -107,7 +106,7 @@ def mirror(run: RunData) -> Found:
 
 
 def elongation(run: RunData) -> Found:
-    """Rank correlation of the condition number of a head's Gaussian with the head's layer."""
+    """Compute the rank correlation of the condition number of a head's covariance with its layer."""
     models = run.trained().model, run.initial()
     now, before = ([condition_numbers(layer) for layer in attention_layers(model).values()] for model in models)
     found = layer_trend([layer.tolist() for layer in now])
@@ -118,13 +117,13 @@ def elongation(run: RunData) -> Found:
 
 
 def gain(run: RunData, over: RunData) -> Found:
-    """Difference of the test accuracies of two models, of the epochs chosen on held-out images."""
+    """Compute the difference in test accuracy of two models, at the epochs chosen on validation images."""
     value, other = _score(run, "chosen"), _score(over, "chosen")
     return Found(value - other, {run.name: value, over.name: other})
 
 
 def dip(pruned: RunData, source: RunData) -> Found:
-    """Test accuracy right after pruning, minus that before; by layer the number of removed heads."""
+    """Compute the change in test accuracy directly after pruning, and the number of removed heads by layer."""
     before, after = _score(source, "last"), _score(pruned, "start")
     heads = zip(source.model.heads_per_layer, pruned.model.heads_per_layer, strict=True)
     removed = tuple(float(every - kept) for every, kept in heads)
@@ -132,22 +131,22 @@ def dip(pruned: RunData, source: RunData) -> Found:
 
 
 def recovery(pruned: RunData, source: RunData) -> Found:
-    """Test accuracy of the pruned model after further training, minus that of the unpruned one."""
+    """Compute the test accuracy of the pruned model after further training, minus that of the unpruned one."""
     before, later = _score(source, "last"), _score(pruned, "last")
-    return Found(later - before, {"before": before, "trained on": later}, later - before >= -RECOVERED)
+    return Found(later - before, {"before": before, "fine-tuned": later}, later - before >= -RECOVERED)
 
 
 def _score(run: RunData, state: str) -> float:
     score = run.score(state)
     if score is None:
-        fix = "Call attnconv reproduce again: it measures what is missing."
+        fix = "Run `attnconv reproduce` again; it adds missing results."
         raise ValueError(bad("run", f"must have the test accuracy of its {state} weights", run.folder.path, fix))
     return score
 
 
 def _fixed_shifts(name: str, layers: tuple[int, int], paper: str) -> Claim:
-    """Figures 4 to 7."""
-    each = "each has a head at a fixed shift, and the model more than at its start"
+    """Return the claim of Figures 4 to 7 for one model."""
+    each = "each has a head at a fixed shift, and the model has more of them than at initialisation"
     return Claim(
         f"fixed shifts: {name.replace('-', ' + ')}",
         (name,),
@@ -162,17 +161,17 @@ def _fixed_shifts(name: str, layers: tuple[int, int], paper: str) -> Claim:
 
 
 def _no_gain(key: str, name: str, paper: str, measured: str) -> Claim:
-    """A model that is no better than `quadratic`."""
-    criterion = f"{100 * LEVEL:g} % interval over seeds (at least two) stays below a gain of {100 * MARGIN:g} points"
+    """Return the claim that a model is not better than `quadratic`."""
+    criterion = f"{100 * LEVEL:g} % interval over at least two seeds is below a gain of {100 * MARGIN:g} points"
     return Claim(key, (name, "quadratic"), paper, measured, criterion, gain, unit="points", no_gain=True)
 
 
-_CHANCE = f"rank correlation with the layer above the {100 * LEVEL:g} % quantile of heads shuffled over layers"
+_CHANCE = f"rank correlation above its {100 * LEVEL:g} % quantile for heads shuffled over layers"
 _SPREAD = (  # Figures 4 and 14
     Claim(
         "centres: 9 heads",
         ("quadratic",),
-        "Early layers attend near the query; later layers put centres of attention farther away.",
+        "Early layers attend near the query; centres of attention are farther away in later layers.",
         "rank correlation of a head's layer with the distance of its mean centre of attention",
         _CHANCE,
         partial(trend, of=lambda layer: layer.centre.norm(dim=1)),
@@ -181,18 +180,18 @@ _SPREAD = (  # Figures 4 and 14
     Claim(
         "overlap: 9 heads",
         ("quadratic",),
-        "Heads of a layer do not overlap.",
+        "The heads of a layer do not overlap.",
         "mean cosine between the mean maps of two heads of a layer",
-        f"below the start, and below the {100 * (1 - LEVEL):g} % quantile of heads turned at random",
+        f"below its initial value, and below the {100 * (1 - LEVEL):g} % quantile of randomly turned heads",
         partial(against_turned_heads, of=attrgetter("redundancy"), lower=True),
         by_layer="mean cosine between two heads",
     ),
     Claim(
         "coverage: 9 heads",
         ("quadratic",),
-        "Heads spread so as to cover the image.",
-        "mean attention that distinct heads put on the taps of a 3 x 3 kernel (the audit's coverage)",
-        f"above the start, and above the {100 * LEVEL:g} % quantile of heads turned at random",
+        "Heads spread out to cover the image.",
+        "mean attention of distinct heads on the taps of a 3 x 3 kernel (coverage)",
+        f"above its initial value, and above the {100 * LEVEL:g} % quantile of randomly turned heads",
         partial(against_turned_heads, of=attrgetter("coverage"), lower=False),
         unit="share",
         by_layer="coverage",
@@ -200,14 +199,16 @@ _SPREAD = (  # Figures 4 and 14
     ),
 )
 CLAIMS: tuple[Claim, ...] = (
-    _fixed_shifts("quadratic", (1, 2), "Heads of the first two layers narrow down to places near the query."),
+    _fixed_shifts("quadratic", (0, 1), "Heads of the first two layers concentrate on positions near the query."),
     _fixed_shifts(
         "learned",
-        (1, 2),
-        "Without content, some heads of the first two layers learn to attend one pixel at a fixed shift.",
+        (0, 1),
+        "Without content, some heads of the first two layers learn to attend to one position at a fixed shift.",
     ),
     _fixed_shifts(
-        CONTENT, (2, 3), "With content too, some heads of layers 2 and 3 keep a fixed shift as the query moves."
+        CONTENT,
+        (1, 2),
+        "With content too, some heads of the second and third layer keep a fixed shift as the query moves.",
     ),
     *_SPREAD,
     *(
@@ -226,60 +227,60 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         "mirror images",
         ("learned",),
-        "Some heads of the learned encoding attend patterns that are symmetric from left to right.",
-        "mean cosine of each head's mirror image with the head most like it, left-right minus up-down",
-        f"above the {100 * LEVEL:g} % quantile of exchanging the two mirrors by chance",
+        "Some heads of the learned encoding attend to patterns with left-right symmetry.",
+        "mean cosine of each head's mirror image with the most similar head, left-right minus up-down",
+        f"above the {100 * LEVEL:g} % quantile for randomly exchanged mirrors",
         mirror,
         by_layer="mean cosine with the left-right partner",
     ),
     Claim(
         "content",
         (CONTENT,),
-        "Positions rule in early layers, content in later ones.",
-        "rank correlation of a head's layer with its share of content",
+        "Positions dominate in early layers, content in later ones.",
+        "rank correlation of a head's layer with its content share",
         _CHANCE,
         partial(trend, of=attrgetter("content_share")),
-        by_layer="share of content, mean over heads",
+        by_layer="content share, mean over heads",
         layer_unit="share",
     ),
     Claim(
         "ellipses",
         (SOURCE,),
-        "Heads that may be ellipses become so, most of all in later layers.",
+        "Heads with full covariances become elongated, especially in later layers.",
         "rank correlation of a head's layer with the condition number of its covariance",
-        f"{_CHANCE}; and the median condition number above the start's",
+        f"{_CHANCE}, and median condition number above its initial value",
         elongation,
         by_layer="median condition number",
     ),
     _no_gain(
         "no gain from ellipses",
         SOURCE,
-        "Ellipses bring no accuracy.",
-        "test accuracy of the generalised model minus the quadratic one's",
+        "Full covariances do not improve the accuracy.",
+        "test accuracy of the generalised model minus that of the quadratic one",
     ),
     Claim(
         "dip after pruning",
         (PRUNED, SOURCE),
-        "Taking degenerate heads out costs a little accuracy at first.",
-        "test accuracy right after pruning minus that before",
+        "Removing degenerate heads reduces the accuracy slightly at first.",
+        "test accuracy directly after pruning minus that before",
         "below 0",
         dip,
         unit="points",
-        by_layer="heads taken out",
+        by_layer="removed heads",
     ),
     Claim(
         "recovery after pruning",
         (PRUNED, SOURCE),
-        "Training on with a smaller rate brings the accuracy back.",
-        "test accuracy after training on minus that before pruning",
-        f"at most {100 * RECOVERED:g} points below",
+        "Further training at a smaller learning rate restores the accuracy.",
+        "test accuracy after further training minus that before pruning",
+        f"at least {-100 * RECOVERED:g} points",
         recovery,
         unit="points",
     ),
     _no_gain(
         "no gain from attention dropout",
         DROPPED,
-        "Said nowhere: the paper's code drops attention probabilities with rate 0.1, the presets here do not.",
+        "Not in the paper: its code uses attention dropout with rate 0.1, the presets here do not.",
         "test accuracy with rate 0.1 minus that with 0",
     ),
 )
@@ -288,11 +289,11 @@ CLAIMS: tuple[Claim, ...] = (
 @final
 @dataclass(frozen=True)
 class Observation:
-    """A claim, measured."""
+    """A claim and its measurements."""
 
     claim: Claim
     found: Mapping[int, Found]  # by seed, in increasing order
-    problems: tuple[str, ...] = ()  # why numbers are missing
+    problems: tuple[str, ...] = ()  # reasons for missing measurements
 
     @property
     def values(self) -> tuple[float, ...]:
@@ -306,14 +307,14 @@ class Observation:
 
 
 def vote(meets: Sequence[bool | None]) -> Verdict:
-    """Judge by votes of the seeds; None is a seed that cannot say."""
+    """Return the verdict from the votes of the seeds; None is a seed that cannot decide."""
     if not meets or None in meets or len(set(meets)) > 1:
         return "cannot be said"
     return "holds" if meets[0] else "not seen"
 
 
 def no_gain(differences: Sequence[float]) -> Verdict:
-    """Judge whether differences of accuracy, one for each seed, are no gain."""
+    """Return the verdict on whether differences in accuracy, one per seed, are not a gain."""
     count = len(differences)
     if count < 2:
         return "cannot be said"
@@ -325,7 +326,7 @@ def no_gain(differences: Sequence[float]) -> Verdict:
 
 
 def observe(runs: Runs, claims: Sequence[Claim] = CLAIMS) -> list[Observation]:
-    """Measure claims in the runs that are complete."""
+    """Measure claims on the complete runs."""
     complete = {
         name: {run.settings.train.seed: run for run in several if run.result and run.folder.last_weights.is_file()}
         for name, several in runs.items()
@@ -350,20 +351,20 @@ def _observe(claim: Claim, runs: Mapping[str, Mapping[int, RunData]]) -> Observa
 
 
 def table_of_observations(observations: Sequence[Observation]) -> PaperTable:
-    """One row for each claim."""
-    columns = ("observation", "the paper says", "measured", "here", "beside it", "runs", "holds where", "verdict")
+    """Return the table of observations, with one row per claim."""
+    columns = ("observation", "the paper says", "measured", "here", "for comparison", "runs", "holds if", "verdict")
     rows = []
     for one in observations:
         claim, seeds = one.claim, ", ".join(map(str, one.found))
         known = f"{'seed' if len(one.found) == 1 else 'seeds'} {seeds}" if seeds else "none"
         runs, here, beside = f"{', '.join(claim.models)}; {known}", formatted(one.values, claim.unit), _beside(one)
         rows.append((claim.key, claim.paper, claim.measured, here, beside, runs, claim.criterion, one.verdict))
-    table = Table("The paper's observations, in numbers: mean and deviation over seeds", columns, tuple(rows))
+    table = Table("The paper's observations: mean and standard deviation over seeds", columns, tuple(rows))
     return PaperTable(table, _values(observations))
 
 
 def _beside(one: Observation) -> str:
-    """What the number is compared with; a difference of accuracies is compared with accuracies."""
+    """Format the reference values; for differences in accuracy they are accuracies."""
     unit: Unit = "share" if one.claim.unit == "points" else one.claim.unit
     names = dict.fromkeys(name for found in one.found.values() for name in found.beside)
     parts = (f"{name} {formatted([found.beside[name] for found in one.found.values()], unit)}" for name in names)
@@ -371,7 +372,7 @@ def _beside(one: Observation) -> str:
 
 
 def table_of_layers(observations: Sequence[Observation]) -> PaperTable:
-    """The observations by layer."""
+    """Return the table of observations by layer."""
     rows = []
     for one in observations:
         if one.claim.by_layer and one.found:
@@ -379,7 +380,7 @@ def table_of_layers(observations: Sequence[Observation]) -> PaperTable:
             cells = (formatted(layer, one.claim.layer_unit) for layer in layers)
             rows.append([one.claim.key, one.claim.by_layer, *cells])
     width = max(map(len, rows), default=2)
-    columns = ("observation", "shown", *(f"layer {number}" for number in range(1, width - 1)))
+    columns = ("observation", "shown", *(f"layer {number}" for number in range(width - 2)))
     table = Table("The observations by layer", columns, tuple((*row, *["-"] * (width - len(row))) for row in rows))
     return PaperTable(table, _values(observations))
 

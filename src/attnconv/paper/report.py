@@ -1,12 +1,12 @@
-"""The whole paper from run folders: Figures 1 to 14 and Tables 1 to 4 with its numbers beside ours, in one folder.
+"""Report of the reproduction: Figures 1 to 14 and Tables 1 to 4 of the paper, with its numbers and those of runs.
 
     OUT/index.html, README.md         all figures and tables on one page, as HTML and as Markdown
     OUT/figures/figure-01.png, .svg   ... figure-14
-    OUT/tables/table-1.md, .json      ... table-4; trainings (last and chosen epoch, time, device); counts (the paper's
-                                      sizes, counted); fixed-shifts (Figure 6's claim); observations and
-                                      observations-by-layer (the paper's claims, judged)
+    OUT/tables/table-1.md, .json      ... table-4; trainings (last and chosen epoch, time, device); counts (exact model
+                                      sizes); fixed-shifts (Figure 6's claim); observations and observations-by-layer
+                                      (the paper's claims and verdicts)
 
-What the runs do not allow is named on both pages, with the command that makes it.
+Both pages list the missing results, with the commands that produce them.
 """
 
 import statistics
@@ -21,18 +21,18 @@ from attnconv.paper.figures import FIGURES
 from attnconv.paper.observations import observe, table_of_layers, table_of_observations
 from attnconv.paper.tables import PaperTable, Runs
 from attnconv.paper.training_plan import ALL_RUNS, PAPER_MODELS
-from attnconv.report.html_page import Page, Picture, Section, render
+from attnconv.report.html_page import FigureFolder, Page, Section, render
 from attnconv.report.run_data import RunData
 from attnconv.training.run_folder import RunFolder, write_json, write_text
 
 _TITLE = "On the relationship between self-attention and convolutional layers: figures and tables"
 _SEEN = (
-    "What the paper observed in its models, measured in each run and judged by limits that were set before the numbers "
-    "were known. Chance levels come from shuffles of the run's own heads; the start is the same model before training."
+    "The paper's observations, measured in each run and judged by criteria that were set before the results were "
+    "known. Chance levels come from shuffles of the run's heads; the start is the same model before training."
 )
 _FIXED = (
-    "The paper reads from Figures 6 and 7 that heads of its layers 2 and 3 stand at a constant shift from the query. "
-    "Here every head is asked at every query pixel; a model with content is averaged over test images first."
+    "From Figures 6 and 7, the paper concludes that heads of the second and third layer attend at a constant shift "
+    "from the query. Here every head is measured at every query; content-based attention is averaged over test images."
 )
 
 
@@ -43,25 +43,25 @@ def write_paper(
     command: str = "attnconv reproduce",
     notes: Sequence[str] = (),
 ) -> Path:
-    """Write every figure and table of the paper that the runs allow, and name the others.
+    """Write all figures and tables of the paper for which there are runs, and list the others.
 
-    Nothing is trained and nothing is downloaded. Figures show the first run of a model; accuracies are means over all.
+    Nothing is trained or downloaded. Figures show the first run of a model; accuracies are means over all of its runs.
 
     Args:
-        runs: Name of a model, one of `ALL_RUNS` -> its run folders, one for each seed.
-        out: Folder to write to; older files of the same names are replaced.
-        command: What trains a missing model, before ` --only NAME`.
-        notes: Sentences for the head of the page.
+        runs: Model name, one of `ALL_RUNS` -> run folders of the model, one per seed.
+        out: Output folder; older files with the same names are replaced.
+        command: Command that trains a missing model if ` --only NAME` is appended.
+        notes: Sentences for the top of the page.
 
     Returns:
         The page, `index.html`.
 
     Raises:
-        ValueError: An unknown name, a folder without a run, or files of a run that are not legal.
+        ValueError: A name is unknown, a folder contains no run, or a run has invalid files.
         OSError: A file cannot be read or written.
     """
     if unknown := [name for name in runs if name not in ALL_RUNS]:
-        raise ValueError(bad("runs", f"must be of {', '.join(ALL_RUNS)}", ", ".join(unknown)))
+        raise ValueError(bad("runs", f"must be models from {', '.join(ALL_RUNS)}", ", ".join(unknown)))
     every = {name: [RunData(name, folder) for folder in folders] for name, folders in runs.items() if folders}
     known = {name: several for name, several in every.items() if name in PAPER_MODELS}
     out, missing = Path(out), list[str]()
@@ -75,7 +75,7 @@ def write_paper(
     *paper, fixed, observations, layers = (made.table for made in written.values())
     sections = [
         Section("Tables", tables=paper),
-        Section("What was learned", text=_SEEN, tables=[observations, layers]),
+        Section("Observations", text=_SEEN, tables=[observations, layers]),
         Section("Figure 6 in numbers", text=_FIXED, tables=[fixed] if fixed.rows else ()),
         *figures,
         Section("Missing", notes=missing or ["Nothing."]),
@@ -88,12 +88,12 @@ def write_paper(
 
 
 def _figure(runs: Mapping[str, RunData], number: int, out: Path, command: str, missing: list[str]) -> Section:
-    """Draw and save one figure; whatever prevents it is added to `missing`."""
+    """Draw and save one figure; reasons why it cannot be drawn are added to `missing`."""
     title, planned, notes = f"Figure {number}", FIGURES[number], list[str]()
     there = {name: runs[name] for name in planned.models if name in runs and runs[name].folder.metrics()}
     if absent := " ".join(name for name in planned.models if name not in there):
-        notes.append(f"{title}: no run of {absent.replace(' ', ', ')}. Made by: {command} --only {absent}")
-    stem, figure = out / "figures" / f"figure-{number:02d}", None
+        notes.append(f"{title}: no run of {absent.replace(' ', ', ')}. To train it: {command} --only {absent}")
+    figures, name, figure = FigureFolder(out / "figures"), f"figure-{number:02d}", None
     if there or not planned.models:
         try:
             figure = planned.draw(title, *there.values())
@@ -101,17 +101,18 @@ def _figure(runs: Mapping[str, RunData], number: int, out: Path, command: str, m
             notes.append(f"{title} could not be drawn: {error}")
     missing += notes
     if figure is None:
-        for ending in (".png", ".svg"):  # of an earlier call with other runs
-            stem.with_suffix(ending).unlink(missing_ok=True)
+        for ending in ("png", "svg"):  # from an earlier call with other runs
+            (figures.path / f"{name}.{ending}").unlink(missing_ok=True)
         return Section(title, notes=notes)
     epochs = (f"{run.settings.preset} after epoch {run.folder.metrics()[-1]['epoch']}" for run in there.values())
-    origin = f"From {', '.join(epochs)}." if there else "Needs no run."
-    picture = Picture.saved(figure, stem, alt=f"{title}. {planned.caption}", caption=f"{planned.caption} {origin}")
-    return Section(title, pictures=[picture], notes=notes)
+    origin = f" From {', '.join(epochs)}." if there else ""
+    unit = there[planned.models[0]].unit if len(planned.models) == 1 else ""
+    alt, caption = f"{title}. {planned.caption}", f"{planned.caption}{unit}{origin}"
+    return Section(title, pictures=[figures.add(figure, name, alt=alt, caption=caption)], notes=notes)
 
 
 def _tables(every: Runs, known: Runs, command: str, missing: list[str]) -> dict[str, PaperTable]:
-    """File name -> table; whatever could not be measured is added to `missing`."""
+    """Return the tables by file name; reasons for missing values are added to `missing`."""
     fixed = {}
     for name, (run, *_) in known.items():
         if isinstance(run.settings.model, AttentionSettings) and run.folder.last_weights.is_file():
@@ -120,10 +121,10 @@ def _tables(every: Runs, known: Runs, command: str, missing: list[str]) -> dict[
             except (OSError, ValueError) as error:
                 missing.append(f"Figure 6 in numbers, {name}: could not be measured: {error}")
     absent = [name for name in PAPER_MODELS if not tables.accuracies(known.get(name, ()))]
-    missing += [f"Tables: no complete run of {name}. It is made by: {command} --only {name}" for name in absent]
+    missing += [f"Tables: no complete run of {name}. To train it: {command} --only {name}" for name in absent]
     observations = observe(every)
     for one in observations:
-        made = f"Its runs are made by: {command} --only {' '.join(one.claim.models)}"
+        made = f"To train its runs: {command} --only {' '.join(one.claim.models)}"
         missing += [f"Observation {one.claim.key!r}: {problem}. {made}" for problem in one.problems]
     shown = "quadratic" if "quadratic" in known else next((name for name in known if name != "resnet18"), None)
     return {
@@ -144,7 +145,7 @@ def _lead(runs: Runs) -> str:
         f"{several[0].settings.preset} ({len(several)} {'run' if len(several) == 1 else 'runs'})"
         for several in runs.values()
     ]
-    return f"Drawn from {', '.join(words)}." if words else "No run was given: only what needs none is shown."
+    return f"From {', '.join(words)}." if words else "No run was given; only results that need none are shown."
 
 
 def _facts(runs: Runs) -> list[tuple[str, str, str]]:
@@ -153,7 +154,7 @@ def _facts(runs: Runs) -> list[tuple[str, str, str]]:
         if found := tables.accuracies(several):
             model = PAPER_MODELS[name]
             printed = model.accuracy
-            aside = "not in the paper's tables" if printed is None else f"paper, on CIFAR-10: {printed:.1%}"
+            aside = "not in the paper's tables" if printed is None else f"in the paper, on CIFAR-10: {printed:.1%}"
             facts.append((model.title, f"{statistics.fmean(found):.1%}", aside))
     return facts
 
@@ -163,5 +164,5 @@ def _markdown(page: Page) -> str:
     for section in page.sections:
         parts += [f"## {section.title}", *filter(None, [section.text]), *section.notes]
         parts += [f"**{table.title}**\n\n{table.markdown()}" for table in section.tables]
-        parts += [f"![{it.alt}](figures/{it.png.name})\n\n{it.caption}" for it in section.pictures]
+        parts += [f"![{it.alt}](figures/{it.files[0].name})\n\n{it.caption}" for it in section.pictures]
     return "\n\n".join(parts) + "\n"

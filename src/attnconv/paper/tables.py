@@ -1,7 +1,7 @@
-"""Tables 1 to 4 of the paper, its numbers beside those of runs.
+"""Tables 1 to 4 of the paper, with its numbers and those of runs.
 
-Accuracies are on the test set, of the epoch chosen on held-out images where some were held out, else of the last; the
-paper chose its epochs on the test set. Its way of counting FLOPs leaves out the products of attention and image.
+Test accuracies are of the epoch chosen on validation images, or of the last epoch if there are none; the paper chose
+its epochs on the test set. The paper's FLOP count omits the products of attention probabilities and values.
 """
 
 import math
@@ -23,15 +23,15 @@ from attnconv.paper.training_plan import PAPER_MODELS
 from attnconv.report.run_data import RunData
 from attnconv.training.recipes import recipe
 
-Runs: TypeAlias = Mapping[str, Sequence[RunData]]  # by their names, one for each seed
+Runs: TypeAlias = Mapping[str, Sequence[RunData]]  # by model name, one run per seed
 Unit: TypeAlias = Literal["share", "points", "number", "minutes", "fraction"]
-MAGNITUDES = 1000.0  # largest over least from which a mean says nothing
-LEAST_MASS, LEAST_CONSTANCY = 0.5, 0.9  # of a head at a fixed shift
+MAGNITUDES = 1000.0  # ratio of maximum to minimum above which a range is shown instead of a mean
+LEAST_MASS, LEAST_CONSTANCY = 0.5, 0.9  # minimum for a head at a fixed shift
 _COUNTS = {"parameters": parameters, "flops_paper_way": flops_paper, "flops_everything": flops_all}
 
 # Section E of the paper: 2, 4, 1, 2, 6 and 0 heads are pruned from the generalised quadratic model's layers of nine.
 PRUNED = AttentionSettings(encoding="quadratic-generalized", heads=(7, 5, 8, 7, 3, 9))
-# Table 2 of the paper: hyper-parameter, as printed, and the setting that it is here.
+# Table 2 of the paper: hyper-parameter, printed value, and the corresponding setting of this library.
 PAPER_TABLE_2: Sequence[tuple[str, str, str]] = (
     ("number of layers", "6", "model.layers"),
     ("number of heads", "9", "model.heads_per_layer"),
@@ -49,7 +49,7 @@ PAPER_TABLE_2: Sequence[tuple[str, str, str]] = (
     ("linear warm up ratio", "0.05", "schedule.warmup"),
 )
 
-# Table 3 of the paper: model, kind of positional encoding, whether relative; and the encodings here of that kind.
+# Table 3 of the paper: model, kind of positional encoding, whether it is relative, and this library's equivalents.
 ENCODINGS_OF: Sequence[tuple[str, str, bool, tuple[str, ...]]] = (
     ("Vaswani et al. (2017)", "sinusoids", False, ("absolute-sinusoidal",)),
     ("Radford et al. (2018)", "learned", False, ("absolute-learned",)),
@@ -65,14 +65,14 @@ ENCODINGS_OF: Sequence[tuple[str, str, bool, tuple[str, ...]]] = (
 @final
 @dataclass(frozen=True)
 class PaperTable:
-    """A table as people read it, and its numbers as plain values for JSON."""
+    """A table for readers, and its values for JSON."""
 
     table: Table
     values: Mapping[str, Any]
 
 
 def formatted(values: Sequence[float], unit: Unit) -> str:
-    """Mean and sample deviation over runs; the range where magnitudes differ; a dash for no values."""
+    """Format mean and sample standard deviation; the range if magnitudes differ; a dash if there are no values."""
     if not values:
         return "-"
     least, largest = min(values), max(values)
@@ -97,12 +97,12 @@ def _in_unit(value: float, unit: Unit) -> str:
 
 
 def accuracies(runs: Sequence[RunData]) -> list[float]:
-    """Test accuracy of each run that is complete and has test images."""
+    """Return the test accuracy of each complete run with test images."""
     return [score for run in runs if (score := run.score("chosen")) is not None]
 
 
 def table_of_accuracy(runs: Runs, number: int) -> PaperTable:
-    """Table 1 or 4: accuracy, parameters and FLOPs of each model, the paper's beside ours."""
+    """Return Table 1 or 4: accuracy, parameters and FLOPs of each model, in the paper and in the runs."""
     names = [name for name, model in PAPER_MODELS.items() if number == 4 or model.table_1]
     entries, rows = zip(*(_accuracy(name, runs.get(name, ())) for name in names), strict=True)
     data = list(dict.fromkeys(run.settings.data.name for name in names for run in runs.get(name, ())))
@@ -124,7 +124,7 @@ def table_of_accuracy(runs: Runs, number: int) -> PaperTable:
 
 
 def _accuracy(name: str, runs: Sequence[RunData]) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """What Tables 1 and 4 say of one model, as values and as cells."""
+    """Return one model's entry in Tables 1 and 4, as values and as cells."""
     model, here = PAPER_MODELS[name], None
     ours, made, size, *flops = ["-"] * 5
     if runs:
@@ -152,7 +152,7 @@ def _counts(model: ModelSettings) -> dict[str, int]:
 
 
 def table_of_trainings(runs: Runs) -> PaperTable:
-    """Accuracy of the last and the chosen epoch, and time and devices of the training, of models with complete runs."""
+    """Return accuracies of the last and the chosen epoch, training time and device of models with complete runs."""
     entries, rows = [], []
     for name, model in PAPER_MODELS.items():
         done = [run for run in runs.get(name, ()) if run.result]
@@ -173,20 +173,20 @@ def table_of_trainings(runs: Runs) -> PaperTable:
         minutes, devices = formatted(entry["minutes"], "minutes"), "; ".join(entry["devices"])
         entries.append(entry)
         rows.append((model.title, str(len(done)), *accuracy, str(entry["epochs"]), minutes, devices))
-    columns = ("Models", "runs", "last epoch", "epoch chosen on held-out images", "epochs", "minutes each", "device")
-    title = "Test accuracy of the last epoch and of the chosen one, and what training took"
+    columns = ("Models", "runs", "last epoch", "epoch chosen on validation images", "epochs", "minutes each", "device")
+    title = "Test accuracy of the last and the chosen epoch, and training time"
     return PaperTable(Table(title, columns, tuple(rows)), {"rows": entries})
 
 
 def _device(record: Mapping[str, Any]) -> str:
-    """Device, number of threads of a CPU where it is known, and precision."""
+    """Format the device, the number of CPU threads if known, and the precision."""
     device = str(record.get("device", "unknown"))
     threads = f", threads: {record['threads']}" if device.startswith("cpu") and "threads" in record else ""
     return f"{device}{threads}, {record['settings']['train']['precision']}"
 
 
 def table_of_hyper_parameters(run: RunData | None = None) -> PaperTable:
-    """Table 2: hyper-parameters as printed in the paper, those of the preset `quadratic`, and those of a run."""
+    """Return Table 2: hyper-parameters in the paper, in the preset `quadratic`, and in a run."""
     columns = {"paper": {name: printed for name, printed, _ in PAPER_TABLE_2}}
     shown = {"preset quadratic": recipe("quadratic"), **({} if run is None else {"the run here": run.settings})}
     for column, settings in shown.items():
@@ -197,7 +197,7 @@ def table_of_hyper_parameters(run: RunData | None = None) -> PaperTable:
 
 
 def _setting(value: Any) -> str:
-    """A number, the heads of each layer or the name of a schedule as Table 2 prints it."""
+    """Format a number, the heads of each layer or the name of a schedule as in Table 2."""
     if isinstance(value, tuple):
         return ", ".join(map(str, value if len(set(value)) > 1 else value[:1]))
     if isinstance(value, str):
@@ -206,7 +206,7 @@ def _setting(value: Any) -> str:
 
 
 def table_of_encodings() -> PaperTable:
-    """Table 3: the positional encodings of other models, and the encodings of this library that are of that kind."""
+    """Return Table 3: positional encodings of other models, and the equivalent encodings of this library."""
     values = [dict(zip(("model", "kind", "relative", "here"), row, strict=True)) for row in ENCODINGS_OF]
     rows = tuple(
         (model, kind, "yes" if relative else "no", ", ".join(names)) for model, kind, relative, names in ENCODINGS_OF
@@ -217,29 +217,29 @@ def table_of_encodings() -> PaperTable:
 
 
 def table_of_counts() -> PaperTable:
-    """Exact counts of the presets of the paper's size, which need no run."""
+    """Return exact parameter and FLOP counts of the paper-size presets; needs no run."""
     entries, rows = [], []
     for name, model in PAPER_MODELS.items():
         counts = _counts(PRESETS.get(name, PRUNED))
         size, way, everything = (f"{count:,}" for count in counts.values())
         entries.append({"model": model.title, **counts})
         rows.append((model.title, model.parameters, size, model.flops, way, everything))
-    columns = ("Models", "# of params, paper", "counted", "# of FLOPS, paper", "paper's way", "everything counted")
-    title = "Tables 1 and 4: the paper's sizes, and those of the presets counted exactly"
+    columns = ("Models", "# of params, paper", "exact", "# of FLOPS, paper", "exact, paper's way", "exact, everything")
+    title = "Tables 1 and 4: model sizes in the paper, and exact counts for the presets"
     return PaperTable(Table(title, columns, tuple(rows)), {"rows": entries})
 
 
 def at_fixed_shift(layer: LayerStatistics) -> Bool[Tensor, "h"]:
-    """Whether each head has most of its mass on one shift, and a pattern that hardly changes with the query."""
+    """Whether each head has most of its mass at one shift, and a pattern that is nearly constant over queries."""
     return (layer.shift_mass >= LEAST_MASS) & (layer.constancy >= LEAST_CONSTANCY)
 
 
 def table_of_fixed_shifts(models: Mapping[str, Sequence[LayerStatistics]]) -> PaperTable:
-    """Figure 6's claim in numbers: the heads of each layer that hold a fixed shift, by titles of models."""
+    """Return the table for Figure 6's claim: the heads at a fixed shift in each layer, by model title."""
     rows, values = [], dict[str, list[dict[str, Any]]]()
     for title, layers in models.items():
         values[title] = []
-        for number, layer in enumerate(layers, start=1):
+        for number, layer in enumerate(layers):
             numbers = {"best_shift": layer.best_shift, "mass": layer.shift_mass, "constancy": layer.constancy}
             numbers["fixed"] = at_fixed_shift(layer)
             heads: list[dict[str, Any]] = [
@@ -250,7 +250,7 @@ def table_of_fixed_shifts(models: Mapping[str, Sequence[LayerStatistics]]) -> Pa
             fixed = [head for head in heads if head["fixed"]]
             which = (f"head {head['head']} at {tuple(head['best_shift'])}: {head['mass']:.0%}" for head in fixed)
             rows.append((title, str(number), f"{len(fixed)} of {len(heads)}", "; ".join(which) or "none"))
-    limits = f"at least {LEAST_MASS:.0%} of the attention on one shift, constancy at least {LEAST_CONSTANCY:g}"
-    columns = ("model", "layer", "heads at a fixed shift", "which, at which (row, column) shift, with how much of it")
-    table = Table(f"Heads that hold a fixed shift: {limits}", columns, tuple(rows))
+    limits = f"at least {LEAST_MASS:.0%} of the attention at one shift, constancy at least {LEAST_CONSTANCY:g}"
+    columns = ("model", "layer", "heads at a fixed shift", "heads, with (row, column) shift and share of attention")
+    table = Table(f"Heads at a fixed shift: {limits}", columns, tuple(rows))
     return PaperTable(table, {"least_mass": LEAST_MASS, "least_constancy": LEAST_CONSTANCY, "models": values})

@@ -1,9 +1,9 @@
-"""The models of the study, its runs at a chosen scale, and how each is trained; torch is imported for pruning only.
+"""Models of the reproduction, their runs at each scale, and their training settings; torch is imported only to prune.
 
     paper   the paper's models and hyper-parameters: 300 epochs of CIFAR-10, for one GPU
     small   the presets whose names end in -small: 30 epochs of CIFAR-10 on two CPU cores
-    mini    the same with half the channels and 10 epochs: several seeds of all models in a night on two CPU cores
-    tiny    models of the digits for a few epochs: every step in minutes; its numbers say nothing about the paper
+    mini    like small, with half the channels and 10 epochs: several seeds of all models overnight on two CPU cores
+    tiny    small models of digits for a few epochs: tests every step in minutes, with meaningless accuracies
 
 The pruned model continues the generalised one, as in the paper (100 epochs after 300).
 """
@@ -24,19 +24,19 @@ ScaleName = Literal["tiny", "mini", "small", "paper"]
 
 SOURCE, PRUNED = "quadratic-generalized", "quadratic-generalized-pruned"  # the second continues the first
 CONTENT = "learned-content"
-DROPPED = "quadratic-attention-dropout"  # drops attention probabilities as the paper's code does; in no table or figure
+DROPPED = "quadratic-attention-dropout"  # with the attention dropout of the paper's code; in no table or figure
 
 
 @final
 @dataclass(frozen=True)
 class PaperModel:
-    """One model of the paper, with its numbers as printed; a dash or None where the paper gives none."""
+    """One model of the paper, with its printed numbers; a dash or None if the paper has none."""
 
-    title: str  # of its row in Tables 1 and 4
+    title: str  # title of its row in Tables 1 and 4
     accuracy: float | None = None  # on the test images of CIFAR-10, 0 to 1
     parameters: str = "-"
     flops: str = "-"
-    table_1: bool = False  # whether Table 1 has it
+    table_1: bool = False  # whether it is in Table 1
 
 
 PAPER_MODELS: Mapping[str, PaperModel] = {
@@ -48,27 +48,27 @@ PAPER_MODELS: Mapping[str, PaperModel] = {
     CONTENT: PaperModel("SA learned emb. + content", 0.871, "29.5M", "15B", table_1=True),
     "quadratic-16-heads": PaperModel("SA quadratic emb., 16 heads"),
 }
-"""Name -> model, in the order of Table 4, which is also the order of training."""
+"""Models by name, in the order of Table 4 and of training."""
 
 RUNS: tuple[str, ...] = tuple(PAPER_MODELS)
-ALL_RUNS: tuple[str, ...] = (*RUNS, DROPPED)  # the last is trained only if it is asked for by name
+ALL_RUNS: tuple[str, ...] = (*RUNS, DROPPED)  # the last one is trained only if requested by name
 
-ATTENTION_DROPOUT = 0.1  # of the authors' code; the presets have none
+ATTENTION_DROPOUT = 0.1  # in the authors' code; the presets have none
 FIRST_SEED = 42
 TINY_EPOCHS = 5
 
-# The mini scale. Its residual network has as many operations as its `quadratic` (a test counts both).
+# The mini scale. Its residual network has as many operations as its `quadratic` model, which a test verifies.
 MINI_EPOCHS, MINI_WIDTH, MINI_MLP_WIDTH = 10, 64, 128
 MINI_RESNET = ResNetSettings(widths=(22, 44, 88), blocks=(1, 1, 1))
 
-# A name of `folder_name`, which may end in `-20-epochs`.
+# A name from `folder_name`, optionally followed by a number of epochs such as `-20-epochs`.
 _FOLDER = re.compile(r"(?P<name>.+?)(-seed-(?P<seed>\d+))?(-\d+-epochs)?")
 
 
 @final
 @dataclass(frozen=True)
 class PlannedRun:
-    """One run of a reproduction; the settings of the pruned model still have all heads."""
+    """One planned run; the settings of the pruned model still have all heads."""
 
     name: str
     settings: RunSettings
@@ -86,9 +86,9 @@ class PlannedRun:
 def plan_runs(
     scale: ScaleName, out: str | Path, *, names: Sequence[str] = (), seeds: int = 1, data_root: str = "data"
 ) -> list[PlannedRun]:
-    """List the runs of a reproduction in the folder `out`, seed by seed from 42.
+    """List the runs of a reproduction in the folder `out`, by seed from 42 on.
 
-    `names` are some of `ALL_RUNS`; none means `RUNS`. The pruned model brings the generalised one with it.
+    `names` are from `ALL_RUNS`; if empty, `RUNS` is used. The pruned model also requires the generalised one.
     """
     asked = names or RUNS
     wanted = [name for name in ALL_RUNS if name in asked or (name == SOURCE and PRUNED in asked)]
@@ -104,12 +104,12 @@ def plan_runs(
 
 
 def folder_name(name: str, seed: int) -> str:
-    """Name of a run's folder: `learned`, `learned-seed-43`."""
+    """Return the name of a run's folder, such as `learned` or `learned-seed-43`."""
     return name if seed == FIRST_SEED else f"{name}-seed-{seed}"
 
 
 def runs_in(out: str | Path) -> dict[str, list[RunFolder]]:
-    """Find the runs of each model in a reproduction: for each seed that of the most epochs, in order of seeds."""
+    """Find the runs of each model in a reproduction, by seed; of several runs, the one with the most epochs."""
     longest: dict[tuple[str, int], tuple[int, RunFolder]] = {}
     for path in sorted((Path(out) / "runs").glob("*/")):
         matched, run = _FOLDER.fullmatch(path.name), RunFolder(path)
@@ -121,7 +121,7 @@ def runs_in(out: str | Path) -> dict[str, list[RunFolder]]:
 
 
 def settings_at(scale: ScaleName, name: str) -> RunSettings:
-    """Return how a model, one of `ALL_RUNS`, is trained at a scale."""
+    """Return the training settings of a model, one of `ALL_RUNS`, at a scale."""
     label = name if scale == "paper" else f"{name}-{scale}"
     if name == PRUNED:
         return continued(settings_at(scale, SOURCE), label)
@@ -148,7 +148,7 @@ def settings_at(scale: ScaleName, name: str) -> RunSettings:
 
 
 def continued(settings: RunSettings, label: str) -> RunSettings:
-    """Return how a pruned model trains on: a third of the epochs at a tenth of the rate, without warm-up."""
+    """Return the settings of a pruned model: a third of the epochs, a tenth of the learning rate, no warm-up."""
     optim = replace(settings.optim, learning_rate=settings.optim.learning_rate / 10)
     train = replace(settings.train, epochs=max(1, settings.train.epochs // 3))
     schedule = ScheduleSettings(name="cosine", warmup=0.0)
@@ -157,14 +157,14 @@ def continued(settings: RunSettings, label: str) -> RunSettings:
 
 @final
 class NothingToPruneError(ValueError):
-    """There is no pruned model to train."""
+    """Raised if there is no pruned model to train."""
 
 
 def pruned_start(planned: PlannedRun, source: RunFolder) -> tuple[RunSettings, Path, str]:
-    """Remove the degenerate heads of a trained model: by the paper's threshold, else by that of its code.
+    """Remove the degenerate heads of a trained model, by the paper's threshold or else by the threshold of its code.
 
-    Returns the settings with the remaining heads, the file of the pruned weights, and a sentence on both. Raises
-    `NothingToPruneError` if the source is not complete, no head is degenerate, or every head of a layer is.
+    Returns the settings with the remaining heads, the file of pruned weights, and a message. Raises
+    `NothingToPruneError` if the source is incomplete, no head is degenerate, or all heads of a layer are.
     """
     from attnconv.models.checkpoint import save_weights
     from attnconv.models.model_loader import load
@@ -172,7 +172,7 @@ def pruned_start(planned: PlannedRun, source: RunFolder) -> tuple[RunSettings, P
 
     name = planned.folder.path.name
     if source.result() is None:
-        raise NothingToPruneError(f"{name}: not trained, since {source.path.name} is not complete.")
+        raise NothingToPruneError(f"{name}: not trained, because {source.path.name} is not complete.")
     loaded = load(source.last_weights)
     layers = head_pruning.attention_layers(loaded.model)
     criteria: tuple[head_pruning.Criterion, ...] = ("paper", "code")
@@ -181,10 +181,9 @@ def pruned_start(planned: PlannedRun, source: RunFolder) -> tuple[RunSettings, P
         if any(removed.values()):
             break
     else:
-        none = f"no head of {source.path.name} is degenerate, so nothing is pruned"
-        raise NothingToPruneError(f"{name}: not trained, since {none}.")
+        raise NothingToPruneError(f"{name}: not trained, because no head of {source.path.name} is degenerate.")
     if empty := [layer for layer, attention in layers.items() if len(removed[layer]) == attention.heads]:
-        raise NothingToPruneError(f"{name}: not trained, since every head of {', '.join(empty)} is degenerate.")
+        raise NothingToPruneError(f"{name}: not trained, because all heads of {', '.join(empty)} are degenerate.")
     model = head_pruning.prune_heads(loaded.model, removed)
     assert isinstance(loaded.settings, AttentionSettings)
     settings = replace(planned.settings, model=head_pruning.settings_after_pruning(loaded.settings, model))
@@ -193,4 +192,4 @@ def pruned_start(planned: PlannedRun, source: RunFolder) -> tuple[RunSettings, P
     classes, mean, std = loaded.classes, loaded.mean, loaded.std
     save_weights(weights, model, settings.model, classes=classes, mean=mean, std=std, extra=extra)
     counts = [len(heads) for heads in removed.values()]
-    return settings, weights, f"{name}: heads pruned per layer {counts}, threshold of the {criterion}."
+    return settings, weights, f"{name}: pruned heads per layer {counts}, by the threshold of the {criterion}."

@@ -1,7 +1,7 @@
-"""Figures of runs, models and audits, and HTML pages that hold them.
+"""Figures and HTML reports of runs and audits.
 
-`write_report` writes the report of a run, `write_audit` that of an audit. Functions `draw_...` take plain arrays and
-return a matplotlib figure, which `save` writes as PNG and SVG.
+`write_report` writes the report of a run, and `write_audit` the report of an audit. The functions `draw_...` return
+matplotlib figures, which `save` writes as PNG, SVG and PDF files.
 """
 
 from attnconv._util.exports import attach

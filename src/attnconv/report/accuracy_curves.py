@@ -1,4 +1,4 @@
-"""Figures 2 and 13: accuracy over the epochs, of one run or of several."""
+"""Figures 2 and 13: accuracy over epochs, for one or several runs."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -20,11 +20,11 @@ class Curve:
     Attributes:
         run: Name of the run.
         split: `train`, `validation` or `test`.
-        epochs: (n,) epochs at whose end it was measured.
-        accuracy: (n,) part of the images classified correctly, 0 to 1; a missing one (None) is left out of the line.
+        epochs: (n,) numbers of completed epochs.
+        accuracy: (n,) share of images classified correctly, 0 to 1; missing values (None) are omitted from the line.
 
     Raises:
-        ValueError: An unknown split, no point, or lists of different lengths.
+        ValueError: The split is unknown, there is no point, or the lists have different lengths.
     """
 
     def __init__(self, run: str, split: str, epochs: Any, accuracy: Any) -> None:
@@ -35,30 +35,30 @@ class Curve:
             raise ValueError(bad("split", f"must be one of {', '.join(_DASHES)}", repr(split)))
         if self.epochs.ndim != 1 or self.epochs.shape != self.accuracy.shape or not len(self.epochs):
             got = f"{self.epochs.shape} and {self.accuracy.shape}"
-            raise ValueError(bad("epochs, accuracy", "must be two lists of the same length, at least 1", got))
+            raise ValueError(bad("epochs, accuracy", "must be two non-empty lists of the same length", got))
 
     @property
     def last(self) -> float:
-        """The last finite accuracy; NaN where there is none."""
+        """The last finite accuracy; NaN if there is none."""
         finite = self.accuracy[np.isfinite(self.accuracy)]
         return float(finite[-1]) if len(finite) else float("nan")
 
 
 @house_style()
 def draw_accuracy(curves: Sequence[Curve], *, title: str) -> Figure:
-    """Draw accuracy over epochs, with the last value of each line in the legend.
+    """Draw accuracy over epochs, with the last value of each curve in the legend.
 
-    Lines have their own colour and mark; those of several splits differ in their dashes as well.
+    Curves differ in colour and marker, and in line style if there are several splits.
 
     Args:
-        curves: At least one.
-        title: Heading.
+        curves: At least one curve.
+        title: Title of the figure.
 
     Raises:
-        ValueError: No curve.
+        ValueError: There is no curve.
     """
     if not curves:
-        raise ValueError(bad("curves", "must hold at least one curve", "none"))
+        raise ValueError(bad("curves", "must contain at least one curve", "none"))
     runs, splits = {curve.run for curve in curves}, {curve.split for curve in curves}
     figure = Figure(figsize=(7.2, 3.9 + 0.24 * len(curves)), layout="constrained")
     figure.suptitle(printable(title, width=68))

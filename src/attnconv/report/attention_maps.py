@@ -1,6 +1,6 @@
-"""Figures 5 to 10: attention probabilities of every head (columns) of every layer (rows), for one query pixel.
+"""Figures 5 to 10: attention probabilities of every head (columns) in every layer (rows), for one query.
 
-Concentrated and spread heads cannot share a colour scale: each map is scaled to its largest probability, printed above.
+Concentrated and spread-out heads need different colour scales, so each map has its own (`darkest`).
 """
 
 import math
@@ -15,29 +15,41 @@ from matplotlib.transforms import Bbox, BboxTransform
 
 from attnconv._util.errors import bad
 from attnconv.inspect.chosen_queries import QueryMaps
-from attnconv.report.figure_style import FAINT, GRID, INK, FloatArray, PanelGrid, house_style, mark_query, printable
-
-_SIDE, _PICTURE = 0.74, 1.5  # inches, sides of a square map and of the image above the maps
-_GAP, _LABEL = 0.12, 0.17
-_NUMBERS = 0.5  # least width of a map's two numbers
-_WIDEST = 14.1  # all maps of a line
-_QUERY = 0.05  # least side of the frame around the query, as a part of the map's
-_NOTE = (
-    "Above each map: the head's number, from 0, and its largest probability, to which the colours of the map are "
-    "scaled. Black square: the query pixel. Within a layer the most concentrated heads come first."
+from attnconv.report.figure_style import (
+    FAINT,
+    GRID,
+    INK,
+    PALE,
+    FloatArray,
+    PanelGrid,
+    darkest,
+    house_style,
+    mark_query,
+    printable,
 )
+
+_SIDE, _PICTURE = 0.74, 1.5  # inches: side of a square map, and of the image above the maps
+_GAP, _LABEL = 0.12, 0.17
+_NUMBERS = 0.5  # minimum width for the two labels of a map
+_WIDEST = 14.1  # maximum width of a line of maps
+_QUERY = 0.05  # minimum side of the frame around the query, relative to the map's
+_NOTE = (
+    "Above each map: head index and largest probability. Colours range from 0 to the largest probability, or to "
+    f"{PALE} / (number of positions) if that is larger: nearly uniform heads are pale. Black frame: the query."
+)
+_SORTED = " Heads are sorted by their largest probability."
 
 
 class LayerMaps:
-    """Attention of one query in one layer.
+    """Attention maps of one query in one layer.
 
     Attributes:
-        title: Label of the layer's row, for instance `layer 1`.
+        title: Label of the layer's row, such as `layer 0`.
         maps: (h, rows, columns) attention probabilities over the image's keys.
-        query: Row and column of the query, in keys.
+        query: Row and column of the query on the grid of keys.
 
     Raises:
-        ValueError: Maps that are not three-dimensional or hold no pixel.
+        ValueError: `maps` is not three-dimensional, or empty.
     """
 
     def __init__(self, title: str, maps: Any, query: tuple[float, float]) -> None:
@@ -50,10 +62,8 @@ class LayerMaps:
 
 
 def reading_order(maps: FloatArray) -> list[int]:
-    """Heads from the most concentrated map (h, rows, columns) to the most spread, by entropy; NaN comes last."""
-    flat = maps.reshape(len(maps), -1)
-    entropy = -(flat * np.log(np.clip(flat, 1e-300, None))).sum(1)
-    return [int(i) for i in np.argsort(entropy, kind="stable")]  # NaN is sorted last
+    """Sort the heads of maps (h, rows, columns) by decreasing largest probability; heads with NaN come last."""
+    return [int(i) for i in np.argsort(-maps.max((1, 2)), kind="stable")]  # NaN is sorted last
 
 
 def draw_attention_maps(
@@ -67,39 +77,43 @@ def draw_attention_maps(
     """Draw the attention maps of one query.
 
     Args:
-        layers: First layer first; numbers of heads and sizes may differ.
-        title: Heading, which names the run and the images that are averaged.
-        zoom: Side of the window of pixels around the query, odd; None shows the whole image. Colours stay scaled to the
-            whole map: a head that attends elsewhere is pale.
-        orders: The heads of each layer in the order of their columns; None uses the `reading_order` of these maps.
-        picture: (height, width, 3) colours in 0 .. 1 of the attended image, shown above the maps; None for no image.
+        layers: Maps of each layer, first layer first; the number of heads and the sizes may differ.
+        title: Title of the figure.
+        zoom: Side of a window around the query, in positions, odd; None shows all. Colours are those of the whole map.
+        orders: Heads of each layer in the order of their columns; None sorts them by their largest probability.
+        picture: (height, width, 3) image with values in [0, 1], shown above the maps; None for no image.
 
     Raises:
-        ValueError: No layer, a zoom that is even or below 1, an order that does not name every head of its layer, or a
-            picture of another shape.
+        ValueError: There is no layer, `zoom` is even or below 1, an order misses a head, or `picture` is not RGB.
     """
     if not layers:
-        raise ValueError(bad("layers", "must hold the maps of at least one layer", "none"))
+        raise ValueError(bad("layers", "must contain the maps of at least one layer", "none"))
     if zoom is not None and (zoom < 1 or zoom % 2 == 0):
-        raise ValueError(bad("zoom", "must be an odd number of pixels, at least 1", zoom))
+        raise ValueError(bad("zoom", "must be an odd number of positions, at least 1", zoom))
     if picture is not None and (picture.ndim != 3 or picture.shape[2] != 3):
         raise ValueError(bad("picture", "must have the shape (height, width, 3)", picture.shape))
-    chosen = [reading_order(layer.maps) for layer in layers] if orders is None else [list(order) for order in orders]
+    by_peak = [reading_order(layer.maps) for layer in layers]
+    chosen = by_peak if orders is None else [list(order) for order in orders]
     if [sorted(order) for order in chosen] != [list(range(len(layer.maps))) for layer in layers]:
-        raise ValueError(bad("orders", "must hold every head of every layer once", repr(chosen)))
-    return _draw(layers, chosen, title, zoom, picture)
+        raise ValueError(bad("orders", "must contain every head of every layer once", repr(chosen)))
+    return _draw(layers, chosen, title, zoom, picture, _NOTE + _SORTED * (chosen == by_peak))
 
 
 def draw_query(layers: Sequence[QueryMaps], index: int, *, title: str, **options: Any) -> Figure:
-    """Draw the maps of one query of `mean_query_maps`, with the heads in the order of the first query's."""
-    maps = [LayerMaps(f"layer {i}", layer.maps[index], layer.positions[index]) for i, layer in enumerate(layers, 1)]
+    """Draw the maps of one query of `mean_query_maps`, with the heads in the first query's order."""
+    maps = [LayerMaps(f"layer {i}", layer.maps[index], layer.positions[index]) for i, layer in enumerate(layers)]
     orders = [reading_order(layer.maps[0].numpy()) for layer in layers]
     return draw_attention_maps(maps, title=title, orders=orders, **options)
 
 
 @house_style()
 def _draw(
-    layers: Sequence[LayerMaps], orders: list[list[int]], title: str, zoom: int | None, picture: FloatArray | None
+    layers: Sequence[LayerMaps],
+    orders: list[list[int]],
+    title: str,
+    zoom: int | None,
+    picture: FloatArray | None,
+    note: str,
 ) -> Figure:
     sizes = [_map_size(_window(layer, zoom)) for layer in layers]
     width = max(size[0] for size in sizes)
@@ -112,9 +126,9 @@ def _draw(
     ]
     above = [] if picture is None else [_PICTURE]
     widths, heights, gap = [width] * columns, [*above, *(size[1] for _, _, size, _ in lines)], (_GAP, _LABEL + _GAP)
-    note = _NOTE if zoom is None else f"{_NOTE} A blank map: the head attends beyond these {zoom} x {zoom} pixels."
+    note += "" if zoom is None else f" Blank maps: the head attends outside these {zoom} x {zoom} positions."
     grid = PanelGrid(widths, heights, title=title, note=note, gap=gap, left=0.72, above=_LABEL)
-    # All maps are artists of one axes, in parts of the figure: axes of their own would take three times as long.
+    # All maps are artists of a single axes: one axes per map would take three times as long.
     page = grid.figure.add_axes((0.0, 0.0, 1.0, 1.0), autoscale_on=False)
     page.set_axis_off()
     if picture is not None:
@@ -127,7 +141,8 @@ def _draw(
         for head, box in zip(order, boxes, strict=True):
             largest = float(layer.maps[head].max())  # NaN if any probability is
             shown = layer.maps[head] if math.isfinite(largest) else None
-            _show(page, shown, layer, zoom, box, cmap="Blues", vmin=0.0, vmax=largest or 1.0)
+            keys = layer.maps[head].size
+            _show(page, shown, layer, zoom, box, cmap="Blues", vmin=0.0, vmax=darkest(largest, keys))
             page.annotate(str(head), (box.x0, box.y1), (0.0, 3.0), color=INK, **at)
             peak = "NaN" if shown is None else f"{largest:.0%}" if largest >= 0.0995 else f"{largest:.1%}"
             page.annotate(peak, (box.x1, box.y1), (0.0, 3.0), color=FAINT, ha="right", **at)
@@ -136,7 +151,7 @@ def _draw(
 
 
 def _window(layer: LayerMaps, zoom: int | None) -> Bbox:
-    """The pixels that the maps of a layer show; row 0 is at the top."""
+    """Return the positions that the maps of a layer show; row 0 is at the top."""
     _, rows, columns = layer.maps.shape
     if zoom is None:
         return Bbox([[-0.5, rows - 0.5], [columns - 0.5, -0.5]])
@@ -145,7 +160,7 @@ def _window(layer: LayerMaps, zoom: int | None) -> Bbox:
 
 
 def _map_size(window: Bbox) -> tuple[float, float]:
-    """Width and height in inches: larger for more pixels, in proportion while both stay legible."""
+    """Return width and height in inches: larger for more positions, in proportion as long as both are legible."""
     rows, columns = -window.height, window.width
     side = _SIDE * min(max((rows * columns) ** 0.25 / 4.0, 1.0), 1.3)
     stretch = min(max((columns / rows) ** 0.5, 0.4), 2.5)
@@ -153,11 +168,11 @@ def _map_size(window: Bbox) -> tuple[float, float]:
 
 
 def _show(page: Axes, image: FloatArray | None, layer: LayerMaps, zoom: int | None, box: Bbox, **options: Any) -> None:
-    """Show an image of a layer's pixels, or the part around the query, in a box of the figure; mark the query."""
+    """Show an image of a layer's positions, or the part around the query, in a box of the figure; mark the query."""
     window = _window(layer, zoom)
     pixels = BboxTransform(window, box) + page.transData
     frame = Rectangle(box.p0, box.width, box.height, facecolor="#eef0f2", edgecolor=GRID, linewidth=1.2, zorder=0.5)
-    page.add_patch(frame)  # its face is seen outside the image
+    page.add_patch(frame)  # its face colour is visible outside the image
     if image is not None:
         (left, bottom), (right, top) = _window(layer, None).get_points()
         shown = page.imshow(
@@ -169,6 +184,6 @@ def _show(page: Axes, image: FloatArray | None, layer: LayerMaps, zoom: int | No
 
 
 def _label(page: Axes, text: str, box: Bbox) -> None:
-    """The name of a row, to the left of its first map."""
+    """Write the name of a row to the left of its first map."""
     text, place = printable(text, width=9), (box.x0, (box.y0 + box.y1) / 2)
     page.annotate(text, place, (-6.0, 0.0), "data", "offset points", ha="right", va="center")

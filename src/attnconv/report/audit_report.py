@@ -1,5 +1,7 @@
-"""The report of an audit: `index.html`, `audit.json` and its figures, `figures/scores` and `figures/heads-01-NAME`."""
+"""Report of an audit: `index.html`, `audit.json`, `audit.csv`, `figures/scores` and `figures/heads-00-NAME`, ..."""
 
+import csv
+import io
 import json
 import math
 import re
@@ -16,8 +18,19 @@ import attnconv
 from attnconv._util.errors import bad
 from attnconv.inspect.auditing import KERNEL, Audit, LayerAudit
 from attnconv.models.preset_tables import Table
-from attnconv.report.figure_style import FAINT, GRID, PanelGrid, colour_of, house_style, mark_query, printable
-from attnconv.report.html_page import Page, Picture, Section, render
+from attnconv.report.figure_style import (
+    FAINT,
+    GRID,
+    PALE,
+    PanelGrid,
+    colour_of,
+    darkest,
+    house_style,
+    mark_query,
+    nearly_uniform,
+    printable,
+)
+from attnconv.report.html_page import FigureFolder, Page, Section, render
 from attnconv.training.run_folder import write_text
 
 _LAYER_CELLS: Mapping[str, Callable[[LayerAudit], str]] = {
@@ -31,52 +44,61 @@ _LAYER_CELLS: Mapping[str, Callable[[LayerAudit], str]] = {
     "redundancy": lambda layer: _number(layer.statistics.redundancy),
     "receptive field": lambda layer: _number(layer.statistics.receptive_field, 2),
     "content share": lambda layer: _number(fmean(_content_shares(layer))),
-    f"{KERNEL} x {KERNEL} missed": lambda layer: "not known" if layer.span_unknown else _residual(layer.span_residual),
+    f"{KERNEL} x {KERNEL} missed": lambda layer: "unknown" if layer.span_unknown else _residual(layer.span_residual),
 }
 LAYER_COLUMNS: tuple[str, ...] = tuple(_LAYER_CELLS)
 _HEAD_COLUMNS = ("head", "best shift", "mass", "constancy", "entropy", "distance", "mass elsewhere", "content share")
-_SHOWN = 4  # layers whose figures are not folded
+_SHOWN = 4  # number of layers whose figures are not folded
 
 _BAR, _PANEL = 0.27, 1.25  # inches
 _NAME_WIDTH = 44  # characters
 _COLUMNS = 6
 _LEAST_REACH, _MOST_REACH = 3, 7  # panels of 7 x 7 to 15 x 15 shifts
 _NOTE = (
-    "Each panel: shifts around the query (black frame), rows downwards. Colour: mean attention at a shift, from pale "
-    "(0) to dark (the head's largest, printed below). Orange frame: the shift with the most."
+    "Each panel: shifts around the query (black frame), row shifts downwards. Colours: mean attention at a shift, from "
+    f"0 to the head's largest value (printed below), or to {PALE} / (number of positions) if that is larger: nearly "
+    "uniform heads are pale. Orange frame: the shift with the largest value."
 )
 _SCORE_TEXT = (
-    "The score is the share of attention that a convolution with one tap per head would account for: 1 for a "
-    "convolution, 0 for uniform or random attention. Attention in one Gaussian around every query is a convolution "
-    "too, with a blurred kernel; it scores little and has a constancy near 1."
+    "The convolution score is the share of the attention that a convolution with one tap per head accounts for: 1 for "
+    "a convolution, 0 for uniform or random attention. Heads with the same Gaussian around every query form a "
+    "convolution too, with a blurred kernel; they have a low score and a constancy near 1."
 )
 _LAYER_TEXT = (
-    "Constancy: how far the heads' patterns stay the same as the query moves, 0 to 1, mean over heads. Coverage: mean "
-    "mass of distinct heads on the taps of the kernel, in the middle of the field, that they could make up. Tap "
-    "residual: how far the taps lie outside the span of the heads' mean maps, 0 to 1. Redundancy: mean cosine between "
-    "the profiles of two heads. Receptive field: root mean square extent, in tokens. Content share: part of the "
-    f"variance of the probabilities that differs between images. {KERNEL} x {KERNEL} missed: the relative part of such "
-    "kernels that no value weights of the layer reach, for layers whose attention depends on positions only."
+    "Constancy: how constant the heads' attention patterns are as the query moves, 0 to 1, mean over heads. Coverage: "
+    "mean mass of distinct heads on the taps of the centred kernel that they could form. Tap residual: distance of "
+    "these taps from the span of the heads' mean maps, 0 to 1. Redundancy: mean cosine between the shift profiles of "
+    "two heads. Receptive field: root mean square extent, in positions. Content share: share of the probabilities' "
+    f"variance that differs between images. {KERNEL} x {KERNEL} missed: relative norm of the part of {KERNEL} x "
+    f"{KERNEL} kernels that no value weights of the layer can express, if its attention depends on positions only."
 )
 _HEAD_TEXT = (
-    "The attention of each head on the shifts around its query, mean over queries and images. Shifts are key minus "
-    "query, row then column, in tokens. Entropy is in nats, distance in tokens; mass elsewhere goes to class tokens, "
-    "registers, other tokens and padding."
+    "Attention of each head at the shifts around its query, mean over queries and images. A shift is key minus query, "
+    "row then column, in positions. Entropy is in nats, distance in positions. Mass elsewhere is the attention to "
+    "class tokens, registers, other tokens and padding."
 )
 
 
 def write_audit(
-    found: Audit, out: str | Path, *, title: str, about: str = "", command: str = "", notes: Sequence[str] = ()
+    found: Audit,
+    out: str | Path,
+    *,
+    title: str,
+    about: str = "",
+    command: str = "",
+    notes: Sequence[str] = (),
+    publication: bool = False,
 ) -> Path:
-    """Write an audit as a page, figures and JSON.
+    """Write an audit as an HTML page with figures, as JSON, and as CSV with one row per head.
 
     Args:
         found: The result of `audit`.
-        out: Folder for the files, created if it does not exist. An older audit in it is replaced; other files stay.
-        title: What was audited, the heading of the page.
-        about: Where model and images came from, one sentence.
-        command: Command line that asked for it; empty if there was none.
-        notes: What a reader must know before the numbers. The attentions that were left out are added.
+        out: Output folder, created if it does not exist. An older audit in it is replaced; other files are kept.
+        title: Title of the page, such as the name of the model.
+        about: One sentence about the model and the images.
+        command: The command line that ran the audit; empty if there was none.
+        notes: Remarks at the top of the page. Skipped layers are added.
+        publication: Also write the figures as PDF, omit their titles, and keep the text in SVG files editable.
 
     Returns:
         The page, `index.html`.
@@ -95,16 +117,18 @@ def write_audit(
     out = Path(out)
     out.mkdir(parents=True, exist_ok=True)
     write_text(out / "audit.json", json.dumps({"title": title, **found.numbers()}, indent=1, allow_nan=False) + "\n")
+    rows, table, figures = found.rows(), io.StringIO(), FigureFolder(out / "figures", publication)
+    writer = csv.DictWriter(table, list(dict.fromkeys(name for row in rows for name in row)), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    write_text(out / "audit.csv", table.getvalue())
+    versions = {"attnconv": attnconv.__version__, "torch": torch.__version__, "matplotlib": matplotlib.__version__}
     page = Page(
         title=title,
-        lead=about or "How convolutional each attention of the model is.",
+        lead=about or "How convolutional each attention layer of the model is.",
         facts=_facts(found),
-        sections=[*_layers(found, out / "figures"), _heads(found, out / "figures")],
-        origin=[
-            ("attnconv", attnconv.__version__),
-            ("torch", torch.__version__),
-            ("drawn with", f"matplotlib {matplotlib.__version__}"),
-        ],
+        sections=[*_layers(found, figures), _heads(found, figures)],
+        origin=list(versions.items()),
         command=command,
         notes=[*notes, *found.omissions()],
     )
@@ -114,12 +138,12 @@ def write_audit(
 
 
 def layer_row(layer: LayerAudit) -> tuple[str, ...]:
-    """One row of the table of layers, with the columns `LAYER_COLUMNS`; a dash where a metric does not apply."""
+    """Return a layer's row of the layer table, with the columns `LAYER_COLUMNS`; a dash if a value does not apply."""
     return tuple(cell(layer) for cell in _LAYER_CELLS.values())
 
 
 def _content_shares(layer: LayerAudit) -> list[float]:
-    """The content share of each head; NaN if it is not known."""
+    """Return the content share of each head; NaN if it is unknown."""
     shares = layer.statistics.content_share
     if layer.position_only or shares is None:
         return [0.0 if layer.position_only else math.nan] * len(layer.statistics.entropy)
@@ -127,7 +151,7 @@ def _content_shares(layer: LayerAudit) -> list[float]:
 
 
 def _residual(value: float | None) -> str:
-    """Three digits if a part is missed; only the magnitude of a rounding error."""
+    """Format with three decimals, but only the order of magnitude of a rounding error."""
     if value is None:
         return "-"
     return f"{value:.3f}" if value >= 0.001 or value == 0 else f"{value:.0e}"
@@ -142,24 +166,24 @@ def _facts(found: Audit) -> list[tuple[str, str, str]]:
     (most, best), (least, worst) = max(scores), min(scores)
     queries = {(layer.queries, layer.query_count) for layer in found.layers}
     most_queries, of = max(queries)
-    aside = f"{most_queries} queries of each"
+    aside = f"at most {most_queries}" if len(queries) > 1 else f"{most_queries} of {of}"
     return [
-        ("Mean score", f"{fmean(score for score, _ in scores):.2f}", "0 chance, 1 a convolution"),
+        ("Mean score", f"{fmean(score for score, _ in scores):.2f}", "0: chance, 1: convolution"),
         ("Highest score", f"{most:.2f}", best),
         *([("Lowest score", f"{least:.2f}", worst)] if len(scores) > 1 else []),
-        ("Images", f"{found.images:,}", f"at most {aside}" if len(queries) > 1 else f"{aside}, of {of}"),
+        ("Images", f"{found.images:,}", f"{aside} queries per image"),
     ]
 
 
-def _layers(found: Audit, folder: Path) -> list[Section]:
-    """The figure of their scores, and their table."""
+def _layers(found: Audit, figures: FigureFolder) -> list[Section]:
+    """Return the sections with the figure of the scores and the table of layers."""
     scores = {layer.name: layer.statistics.convolution_score for layer in found.layers}
     figure = draw_scores(list(scores), list(scores.values()), title="Convolution score by layer")
     words = ", ".join(f"{name} {score:.2f}" for name, score in scores.items())
     alt, caption = f"Convolution score of each layer. {words}.", "Layers in the order in which they run."
-    picture = Picture.saved(figure, folder / "scores", alt=alt, caption=caption)
+    picture = figures.add(figure, "scores", alt=alt, caption=caption)
     unknown = {layer.name: layer.span_unknown for layer in found.layers if layer.span_unknown}
-    notes = [f"{KERNEL} x {KERNEL} missed is not known of {name}: {reason}." for name, reason in unknown.items()]
+    notes = [f"{KERNEL} x {KERNEL} missed is unknown for {name}: {reason}." for name, reason in unknown.items()]
     table = Table("Layers, in the order in which they run", LAYER_COLUMNS, tuple(map(layer_row, found.layers)))
     return [
         Section("How convolutional is it?", _SCORE_TEXT, [picture]),
@@ -167,22 +191,26 @@ def _layers(found: Audit, folder: Path) -> list[Section]:
     ]
 
 
-def _heads(found: Audit, folder: Path) -> Section:
+def _heads(found: Audit, figures: FigureFolder) -> Section:
     pictures, notes = [], []
-    for path in folder.glob("heads-*"):  # of an earlier audit, which had other layers
-        if re.fullmatch(r"heads-\d{2,}-[\w.-]*\.(png|svg)", path.name) and path.is_file():
+    for path in figures.path.glob("heads-*"):  # from an earlier audit with other layers
+        if re.fullmatch(r"heads-\d{2,}-[\w.-]*\.(png|svg|pdf)", path.name) and path.is_file():
             path.unlink()
-    for number, layer in enumerate(found.layers, 1):
+    for number, layer in enumerate(found.layers):
         if len(layer.sizes) > 2:
-            notes.append(f"{layer.name} has three axes and is not drawn; its metrics are in the table.")
+            notes.append(f"{layer.name} has three axes and is not drawn; its statistics are in the table.")
             continue
         figure = draw_profiles(layer, title=f"{layer.name}: score {layer.statistics.convolution_score:.2f}")
-        best = zip(layer.statistics.best_shift.tolist(), layer.statistics.shift_mass.tolist(), strict=True)
+        masses = layer.statistics.shift_mass.tolist()
+        best = zip(layer.statistics.best_shift.tolist(), masses, strict=True)
         words = ", ".join(f"head {head} {mass:.2f} at {tuple(shift)}" for head, (shift, mass) in enumerate(best))
         alt = f"Mean attention per shift of {layer.name}. {words}."
-        caption = f"{layer.name}: heads with the most mass on one shift first; each panel has its own scale."
+        caption = f"{layer.name}: heads sorted by their largest mean attention; each panel has its own colour scale."
+        keys = layer.statistics.profile.key_count
+        if pale := [str(head) for head, mass in enumerate(masses) if nearly_uniform(mass, keys)]:
+            caption += f" Nearly uniform (no shift has twice the uniform attention 1/{keys}): heads {', '.join(pale)}."
         name = re.sub(r"[^\w.]+", "-", layer.name).strip("-.")[-60:]
-        pictures.append(Picture.saved(figure, folder / f"heads-{number:02d}-{name}", alt=alt, caption=caption))
+        pictures.append(figures.add(figure, f"heads-{number:02d}-{name}", alt=alt, caption=caption))
     shown, folded = pictures[:_SHOWN], pictures[_SHOWN:]
     fold = "The other layer" if len(folded) == 1 else f"The other {len(folded)} layers"
     tables = [Table(f"Heads of {layer.name}", _HEAD_COLUMNS, _head_rows(layer)) for layer in found.layers]
@@ -204,22 +232,22 @@ def draw_scores(names: Sequence[str], scores: Sequence[float], *, title: str) ->
     """Draw the convolution score of each layer as a bar, the first layer on top.
 
     Args:
-        names: Of the layers.
-        scores: As many, from 0 to 1.
-        title: Heading.
+        names: Names of the layers.
+        scores: One score per layer, from 0 to 1.
+        title: Title of the figure.
 
     Raises:
-        ValueError: There is no layer, or not one score for each.
+        ValueError: There is no layer, or the number of scores differs from the number of names.
     """
     if not names or len(names) != len(scores):
-        raise ValueError(bad("scores", "must hold one number for each of at least one layer", len(scores)))
+        raise ValueError(bad("scores", f"must be one per name ({len(names)}), and at least one", len(scores)))
     figure = Figure(figsize=(7.5, 1.3 + _BAR * len(names)), layout="constrained")
     figure.suptitle(printable(title, width=70))
     axes = figure.subplots()
     places = range(len(names))
     bars = axes.barh(places, scores, height=0.66, color=colour_of(0))
     axes.bar_label(bars, fmt="%.2f", padding=3, fontsize=8.0)
-    lines = [printable(name) for name in names]  # too long ones keep their ends, where layers differ
+    lines = [printable(name) for name in names]  # long names keep their ends, where layers differ
     axes.set_yticks(places, [line if len(line) <= _NAME_WIDTH else f"...{line[3 - _NAME_WIDTH :]}" for line in lines])
     axes.set(xlim=(0, 1), ylim=(len(names) - 0.5, -0.5), xlabel="convolution score", axisbelow=True)
     axes.tick_params(left=False)
@@ -232,13 +260,13 @@ def draw_scores(names: Sequence[str], scores: Sequence[float], *, title: str) ->
 
 @house_style()
 def draw_profiles(layer: LayerAudit, *, title: str) -> Figure:
-    """Draw the mean attention of each head on the shifts around the query, most mass on one shift first.
+    """Draw the mean attention of each head at the shifts around the query, sorted by the mass at the best shift.
 
-    Panels show 7 shifts per axis, or as many as show every head's best one, at most 15.
+    Panels show 7 shifts per axis, or as many as include every head's best shift, at most 15.
 
     Args:
-        layer: Of one or two axes.
-        title: Heading.
+        layer: A layer with one or two axes.
+        title: Title of the figure.
 
     Raises:
         ValueError: The layer has three axes.
@@ -246,9 +274,9 @@ def draw_profiles(layer: LayerAudit, *, title: str) -> Figure:
     profile = layer.statistics.profile
     if len(profile.reach) > 2:
         fix = "Sum its profile over one axis."
-        raise ValueError(bad("layer", "must have one or two axes to be drawn", len(profile.reach), fix))
+        raise ValueError(bad("layer", "must have one or two axes", len(profile.reach), fix))
     best, mass = layer.statistics.best_shift.tolist(), layer.statistics.shift_mass.tolist()
-    # Least and largest shift of rows and columns; a single axis lies along columns.
+    # Smallest and largest shift of rows and columns; a single axis is drawn along the columns.
     (up, down), (back, on) = reach = profile.reach if len(profile.reach) == 2 else ((0, 0), *profile.reach)
     far = min(max(_LEAST_REACH, *(abs(step) for shift in best for step in shift)), _MOST_REACH)
     (top, bottom), (left, right) = [(max(-far, least), min(far, most)) for least, most in reach]
@@ -261,13 +289,16 @@ def draw_profiles(layer: LayerAudit, *, title: str) -> Figure:
     for place, head in enumerate(order):
         axes = grid.add(*divmod(place, columns))
         extent = (back - 0.5, on + 0.5, down + 0.5, up - 0.5)
-        axes.imshow(shown[head], cmap="Blues", vmin=0, vmax=mass[head] or 1.0, extent=extent)
+        axes.imshow(shown[head], cmap="Blues", vmin=0, vmax=darkest(mass[head], profile.key_count), extent=extent)
         mark_query(axes, (0.0, 0.0))
-        corner = (best[head][-1] - 0.36, (best[head][0] if len(best[head]) == 2 else 0) - 0.36)
-        axes.add_patch(Rectangle(corner, 0.72, 0.72, fill=False, edgecolor=colour_of(1), linewidth=1.3))
+        where = "(nearly uniform)"
+        if not nearly_uniform(mass[head], profile.key_count):
+            where = f"at ({', '.join(map(str, best[head]))})"
+            corner = (best[head][-1] - 0.36, (best[head][0] if len(best[head]) == 2 else 0) - 0.36)
+            axes.add_patch(Rectangle(corner, 0.72, 0.72, fill=False, edgecolor=colour_of(1), linewidth=1.3))
         axes.spines[:].set_linewidth(0.6)
         axes.set_title(f"head {head}", size=8.0, pad=2.5)
-        axes.set_xlabel(f"{mass[head]:.3g} at ({', '.join(map(str, best[head]))})", size=7.0, color=FAINT, labelpad=1.5)
+        axes.set_xlabel(f"{mass[head]:.3g} {where}", size=7.0, color=FAINT, labelpad=1.5)
         axes.set(xlim=(left - 0.5, right + 0.5), ylim=(bottom + 0.5, top - 0.5))
         axes.set(xticks=sorted({left, 0, right}), yticks=sorted({top, 0, bottom}))
         axes.tick_params(labelsize=6.5, length=2.0, pad=1.5, labelleft=place % columns == 0)

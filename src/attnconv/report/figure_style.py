@@ -1,7 +1,7 @@
-"""The style of all figures, their colours and texts, panels of given sizes, and saving them as PNG and SVG.
+"""Style, colours and panels shared by all figures, and saving figures as PNG, SVG and PDF files.
 
-Figures are `matplotlib.figure.Figure` objects, never pyplot's: they neither use nor change a user's plots, backend and
-`matplotlibrc`. SVG files have no date and a fixed salt, so that the same run gives the same bytes.
+Figures are `matplotlib.figure.Figure` objects, not created by pyplot: they neither use nor change the user's plots,
+backend and `matplotlibrc`. Files have no date and a fixed salt, so the same run gives the same bytes.
 """
 
 import io
@@ -32,15 +32,17 @@ INK = "#1b1f24"
 FAINT = "#6a737d"
 GRID = "#d9dde2"
 
-# Nine hues that readers with any form of colour vision can tell apart: blue, vermilion, green, pink, orange and sky
-# (Okabe and Ito), wine, indigo and olive (Tol). With eight shapes their pair repeats after 72 heads.
+PALE, UNIFORM = 4, 2  # limits of `darkest` and `nearly_uniform`, as multiples of the uniform probability
+
+# Nine colour-blind safe hues: blue, vermilion, green, pink, orange and sky (Okabe and Ito), wine, indigo and olive
+# (Tol). Combined with eight marker shapes, they repeat after 72 heads.
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#882255", "#332288", "#999933")
 _SHAPES = ("o", "s", "^", "D", "v", "P", "X", "h")
 
 _DPI = 200
-_NARROWEST, _RIGHT = 4.6, 0.2  # inches: least width of a `PanelGrid`, its right margin
+_NARROWEST, _RIGHT = 4.6, 0.2  # inches: minimum width of a `PanelGrid`, and its right margin
 _STYLE: dict[str, object] = {
-    "font.family": ["DejaVu Sans"],  # ships with matplotlib: the same letters on every machine
+    "font.family": ["DejaVu Sans"],  # ships with matplotlib
     "font.size": 9.0,
     "axes.titlesize": 10.0,
     "axes.labelsize": 9.0,
@@ -56,29 +58,40 @@ _STYLE: dict[str, object] = {
     "legend.frameon": False,
     "figure.titlesize": 12.0,
     "image.interpolation": "none",
-    "text.parse_math": False,  # a run may be called "50$"
+    "text.parse_math": False,  # the name of a run may contain "$"
     "image.composite_image": False,
     "path.simplify": False,
+    "pdf.fonttype": 42,  # embedded TrueType fonts, as journals require
     "svg.fonttype": "path",
     "svg.hashsalt": "attnconv",
 }
 
 house_style = partial(matplotlib.style.context, ["default", _STYLE])
-"""Context and decorator, `@house_style()`: matplotlib's defaults with the style of the report."""
+"""Context manager and decorator that applies matplotlib's defaults and the style of the reports."""
+
+
+def darkest(largest: float, keys: int) -> float:
+    """Return the probability of a map's darkest colour: the map's largest one, or `PALE` / keys if that is larger."""
+    return max(largest, min(1.0, PALE / keys))
+
+
+def nearly_uniform(largest: float, keys: int) -> bool:
+    """Whether no probability of a map exceeds twice the uniform one, 1 / keys."""
+    return bool(largest < UNIFORM / keys)
 
 
 def colour_of(index: int) -> str:
-    """Colour of a head or run, counted from 0."""
+    """Return the colour of a head or run."""
     return _COLOURS[index % len(_COLOURS)]
 
 
 def shape_of(index: int) -> str:
-    """Matplotlib marker of a head or run, counted from 0."""
+    """Return the matplotlib marker of a head or run."""
     return _SHAPES[index % len(_SHAPES)]
 
 
 def printable(text: str, *, width: int | None = None) -> str:
-    """Replace letters that the font lacks by "?", collapse white space, and wrap lines longer than `width`."""
+    """Replace characters that the font lacks by "?", collapse white space, and wrap lines longer than `width`."""
     known = _letters()
     line = " ".join("".join(c if ord(c) in known or c.isspace() else "?" for c in text).split())
     return line if width is None else "\n".join(textwrap.wrap(line, width))
@@ -90,9 +103,9 @@ def _letters() -> frozenset[int]:
 
 
 class PanelGrid:
-    """A figure with a grid of cells, a heading, and a note in small letters at its lower edge; lengths are in inches.
+    """A figure with a grid of cells, a title, and a note in small print at the bottom; lengths are in inches.
 
-    `gap` is between columns and between rows; `left`, `above` and `below` leave room for labels outside the cells.
+    `gap` is the space between columns and between rows; `left`, `above` and `below` is the space for outer labels.
     """
 
     def __init__(
@@ -123,7 +136,7 @@ class PanelGrid:
         self.cells = self.figure.add_gridspec(len(heights), len(widths), width_ratios=widths, height_ratios=heights)
 
     def box(self, row: Span, column: Span, size: Size | None = None, *, anchor: Anchor = "C") -> Bbox:
-        """The box of a cell, in fractions of the figure; or one of `size` inches, anchored in the cell."""
+        """Return the box of a cell, in fractions of the figure; or a box of `size` inches, anchored in the cell."""
         box = self.cells[row, column].get_position(self.figure)
         if size is None:
             return box
@@ -136,29 +149,37 @@ class PanelGrid:
 
 
 def mark_query(axes: Axes, query: Sequence[float | int], size: Sequence[float] = (1.0, 1.0), **options: Any) -> None:
-    """Draw a black frame with a white rim around the query pixel, (row, column); its `size` is (height, width)."""
+    """Draw a black frame with a white rim around the query, (row, column); `size` is (height, width)."""
     corner = (query[1] - size[1] / 2, query[0] - size[0] / 2)
     rim = [Stroke(linewidth=1.9, foreground="white"), Normal()]
     frame = Rectangle(corner, size[1], size[0], fill=False, linewidth=0.9, zorder=2.0, path_effects=rim, **options)
     axes.add_patch(frame)
 
 
-def save(figure: Figure, stem: Path) -> tuple[Path, Path]:
+def save(figure: Figure, stem: Path, *, publication: bool = False) -> tuple[Path, ...]:
     """Write a figure as `stem.png` and `stem.svg`; create the folder if it does not exist.
 
     Args:
         figure: The figure.
         stem: Path without a suffix; a dot in its name is kept.
+        publication: Also write `stem.pdf`, remove the title, crop the margins, and keep text in the SVG editable.
 
     Returns:
-        The two files, PNG first.
+        The files: PNG, SVG, and PDF if requested.
     """
     stem.parent.mkdir(parents=True, exist_ok=True)
-    png, svg = stem.with_name(f"{stem.name}.png"), stem.with_name(f"{stem.name}.svg")
-    with house_style():
-        bitmap, drawing = io.BytesIO(), io.BytesIO()
-        figure.savefig(bitmap, format="png", dpi=_DPI, metadata={"Software": "attnconv"})
-        figure.savefig(drawing, format="svg", metadata={"Date": None, "Creator": "attnconv"})
-    write_atomically(png, bitmap.getvalue())
-    write_atomically(svg, drawing.getvalue())
-    return png, svg
+    formats: dict[str, dict[str, Any]] = {
+        "png": {"dpi": _DPI, "metadata": {"Software": "attnconv"}},
+        "svg": {"metadata": {"Date": None, "Creator": "attnconv"}},
+    }
+    if publication:
+        figure.suptitle("")
+        formats["pdf"] = {"metadata": {"CreationDate": None, "Creator": "attnconv"}}
+    paths = []
+    with house_style(), matplotlib.rc_context({"svg.fonttype": "none"} if publication else {}):
+        for kind, options in formats.items():
+            content = io.BytesIO()
+            figure.savefig(content, format=kind, bbox_inches="tight" if publication else None, **options)
+            paths.append(stem.with_name(f"{stem.name}.{kind}"))
+            write_atomically(paths[-1], content.getvalue())
+    return tuple(paths)

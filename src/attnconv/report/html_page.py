@@ -1,4 +1,4 @@
-"""The HTML page of a report: one file that needs nothing else, rendered from `page.html.jinja` and `page.css`."""
+"""HTML page of a report: one self-contained file, rendered from `page.html.jinja` and `page.css`."""
 
 import base64
 from collections.abc import Sequence
@@ -14,51 +14,57 @@ from attnconv.report.figure_style import save
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure on the page: files, natural width in inches, alternative text, and caption."""
+    """A figure on the page, with its natural width in inches, alternative text and caption."""
 
-    png: Path
-    svg: Path
+    files: Sequence[Path]  # SVG second, as returned by `save`
     width: float
     alt: str
     caption: str
 
-    @staticmethod
-    def saved(figure: Figure, stem: Path, *, alt: str, caption: str) -> "Picture":
-        """Write a figure as `stem.png` and `stem.svg`, in the folder `figures` beside the page."""
-        png, svg = save(figure, stem)
-        return Picture(png, svg, float(figure.get_figwidth()), alt, caption)
+
+@dataclass(frozen=True)
+class FigureFolder:
+    """The folder `figures` next to the page; `publication` is passed to `save`."""
+
+    path: Path
+    publication: bool = False
+
+    def add(self, figure: Figure, name: str, *, alt: str, caption: str) -> Picture:
+        """Write a figure to `name.png`, `name.svg`, ... in this folder."""
+        files = save(figure, self.path / name, publication=self.publication)
+        return Picture(files, float(figure.get_figwidth()), alt, caption)
 
 
 @dataclass(frozen=True)
 class Section:
-    """A section of the page, in the order notes, tables, figures."""
+    """A section of the page: notes, tables and figures, in this order."""
 
     title: str
     text: str = ""  # one paragraph
     pictures: Sequence[Picture] = ()
-    folded: Sequence[Picture] = ()  # figures that a click on `fold` shows
+    folded: Sequence[Picture] = ()  # figures shown by a click on `fold`
     fold: str = "More"
     notes: Sequence[str] = ()  # what could not be shown, and why
     tables: Sequence[Table] = ()
-    folded_tables: Sequence[Table] = ()  # below the figures, each shown by a click on its title
+    folded_tables: Sequence[Table] = ()  # tables below the figures, each shown by a click on its title
 
 
 @dataclass(frozen=True)
 class Page:
-    """The content of a report; empty `tables` and `origin` are left out."""
+    """Content of a report; empty `tables` and `origin` are omitted."""
 
     title: str
     lead: str  # one sentence below the title
-    facts: Sequence[tuple[str, str, str]]  # label, value and a remark of each number at the top
+    facts: Sequence[tuple[str, str, str]]  # label, value and comment of each number at the top
     sections: Sequence[Section]
     tables: Sequence[tuple[str, Sequence[tuple[str, str]]]] = ()  # title and (name, value) of each group of settings
-    origin: Sequence[tuple[str, str]] = ()  # (name, value) about versions and hardware
-    command: str = ""  # that started the run; shown with `origin`
-    notes: Sequence[str] = ()  # what a reader must know before the numbers
+    origin: Sequence[tuple[str, str]] = ()  # (name, value) of versions and hardware
+    command: str = ""  # the command of the run; shown with `origin`
+    notes: Sequence[str] = ()  # remarks at the top
 
 
 def render(page: Page) -> str:
-    """The page as HTML, every text escaped; reads the pictures' SVG files."""
+    """Render the page as HTML with all texts escaped; reads the pictures' SVG files."""
     loader = PackageLoader("attnconv.report", "")
     environment = Environment(
         loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True

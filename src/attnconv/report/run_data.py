@@ -1,4 +1,4 @@
-"""A run as figures and tables see it: its curves, heads and scores, its images, and the attention of its model."""
+"""Data of a run for figures and tables: curves, heads, scores, images, and the attention of its model."""
 
 from collections import defaultdict
 from collections.abc import Mapping
@@ -25,13 +25,13 @@ from attnconv.training.fitting import starting_model
 from attnconv.training.run_folder import RunFolder
 from attnconv.training.settings import RunSettings
 
-IMAGES = 100  # test images over which attention that depends on images is averaged, as in the paper
-PLACES = ((0.5, 0.5), (0.25, 0.75))  # the two queries of Figures 6 and 7, as parts of height and width
-ZOOM = 7  # pixels, as in Figure 5
-PAPER_LAYER = 4  # the layer of Figure 3
+IMAGES = 100  # number of test images over which content-based attention is averaged, as in the paper
+PLACES = ((0.5, 0.5), (0.25, 0.75))  # the queries of Figures 6 and 7, as fractions of height and width
+ZOOM = 7  # positions, as in Figure 5
+PAPER_LAYER = 3  # index of the layer in Figure 3
 _BATCH = 10
 
-History: TypeAlias = list[list[tuple[int, HeadGaussians]]]  # layer by layer: epochs and the heads at their ends
+History: TypeAlias = list[list[tuple[int, HeadGaussians]]]  # per layer: numbers of completed epochs, and the heads
 
 _loaded = lru_cache(maxsize=1)(load_data)  # the runs of one study share their images
 
@@ -39,9 +39,9 @@ _loaded = lru_cache(maxsize=1)(load_data)  # the runs of one study share their i
 @final
 @dataclass(frozen=True)
 class RunData:
-    """A run whose heads are measured once, over all queries of its `images`, when they are first asked for.
+    """Lazily computed data of a run; head statistics are over all queries of its `images`, and cached.
 
-    `name` is the folder's, or in a study the model's, one of `ALL_RUNS`. Nothing is downloaded.
+    `name` is the name of the folder or, in a study, of the model (one of `ALL_RUNS`). Nothing is downloaded.
     """
 
     name: str
@@ -53,25 +53,31 @@ class RunData:
 
     @property
     def model(self) -> AttentionSettings:
-        """Settings of a model that has attention."""
+        """Settings of the run's attention model."""
         assert isinstance(self.settings.model, AttentionSettings)
         return self.settings.model
 
     @property
     def positions(self) -> tuple[int, int]:
-        """Rows and columns of positions that the attention sees."""
+        """Rows and columns of the grid of positions."""
         side = self.model.image_size // self.model.downsampling
         return side, side
 
     @property
+    def unit(self) -> str:
+        """A sentence for captions on the size of a position; empty if it is one pixel."""
+        side = self.model.downsampling
+        return f" One position is {side} x {side} pixels." if side > 1 else ""
+
+    @property
     def result(self) -> Mapping[str, Any]:
-        """Contents of `result.json`; empty until the run is complete."""
+        """Content of `result.json`; empty until the run is complete."""
         return self.folder.result() or {}
 
     def score(self, state: str) -> float | None:
-        """Test accuracy of the weights `start`, `last` or `best`; None if it was not measured.
+        """Return the test accuracy of the weights `start`, `last` or `best`; None if it was not measured.
 
-        `chosen` is `best` if images were held out to choose the epoch by, else `last`.
+        `chosen` is `best` if the epoch was chosen on validation images, otherwise `last`.
         """
         if state == "chosen":
             return self.score("best" if self.result.get("best") else "last")
@@ -79,10 +85,10 @@ class RunData:
         return None if test is None else float(test["accuracy"])
 
     def curves(self) -> list[Curve]:
-        """The accuracy on each measured split; raises a ValueError if no epoch is complete."""
+        """Return the accuracy curve of each measured split; raise a `ValueError` if no epoch is complete."""
         lines = self.folder.metrics()
         if not lines:
-            fix = "Wait for the first line of metrics.jsonl."
+            fix = "Wait until metrics.jsonl has a line."
             raise ValueError(bad("run", "must have completed an epoch", str(self.folder.path), fix))
         curves = []
         for split in SPLITS:
@@ -92,7 +98,7 @@ class RunData:
         return curves
 
     def history(self) -> History:
-        """The layers whose heads have centres, from the initialisation (epoch 0) on."""
+        """Return the snapshots of each layer with Gaussian heads, from the initialisation (epoch 0) on."""
         history: dict[str, list[tuple[int, HeadGaussians]]] = {}
         for line in self.folder.heads():
             for layer in line["layers"]:
@@ -101,7 +107,7 @@ class RunData:
         return list(history.values())
 
     def trained(self) -> LoadedModel:
-        """Load the model after the last complete epoch; not cached, since the models of all runs are large."""
+        """Load the model after the last complete epoch; not cached, to save memory."""
         return load_model(self.folder.last_weights)
 
     def initial(self) -> nn.Module:
@@ -111,13 +117,13 @@ class RunData:
         return _loaded(replace(self.settings.data, download=False))
 
     def normalised(self, images: Tensor, loaded: LoadedModel) -> Tensor:
-        """Images of `data` as the model was trained on them."""
+        """Normalise images of `data` as in training."""
         data, dtype = self.data(), next(loaded.model.parameters()).dtype
         return normalise(images, loaded.mean or data.mean, loaded.std or data.std).to(dtype)
 
     @cached_property
     def images(self) -> Tensor:
-        """The first test images if attention depends on them, else one blank image: (n, c, height, width)."""
+        """The first test images if attention depends on the image, otherwise one blank image; (n, c, height, width)."""
         loaded, model = self.trained(), self.model
         shape = (2, model.image_channels, model.image_size, model.image_size)
         blank = torch.zeros(shape, dtype=next(loaded.model.parameters()).dtype)
@@ -132,7 +138,7 @@ class RunData:
 
     @cached_property
     def start(self) -> list[LayerStatistics]:
-        """Statistics of each layer before the first step."""
+        """Statistics of each layer at initialisation."""
         return _layer_statistics(self.initial(), self.images)
 
     @cached_property
@@ -141,7 +147,7 @@ class RunData:
 
     @cached_property
     def maps(self) -> list[QueryMaps]:
-        """Mean attention of the queries at `PLACES`."""
+        """Mean attention maps of the queries at `PLACES`."""
         return mean_query_maps(self.trained().model, self.images, places=PLACES)
 
 

@@ -1,9 +1,9 @@
-"""Figures 1 and 11: what attention computes for one query, as a sum over heads and as a convolution's kernel.
+"""Figures 1 and 11: attention at one query, as a sum over heads and as the taps of a convolution.
 
 Figure 1:   output_q = sum_h ( sum_k A^(h)_{q,k} X_k ) W^(h)
 
-Figure 11:  E_q = Phi A_q. Rows of E_q and Phi are kernel positions, named by their shift (key minus query); rows of A_q
-and columns of Phi are heads; columns of E_q and A_q are keys, with a thin line where a row of the image begins.
+Figure 11:  E_q = Phi A_q. Rows of E_q and Phi are kernel taps, labelled by their shifts (key minus query); rows of A_q
+and columns of Phi are heads; columns of E_q and A_q are keys, with a thin line at the start of each image row.
 """
 
 import math
@@ -18,45 +18,55 @@ from matplotlib.colors import LinearSegmentedColormap, to_rgba
 from matplotlib.figure import Figure
 
 from attnconv._util.errors import bad
-from attnconv.report.figure_style import FAINT, GRID, INK, FloatArray, PanelGrid, colour_of, house_style, mark_query
+from attnconv.report.figure_style import (
+    FAINT,
+    GRID,
+    INK,
+    FloatArray,
+    PanelGrid,
+    colour_of,
+    darkest,
+    house_style,
+    mark_query,
+)
 from attnconv.theory.expressibility import Factorisation
 
-_TALLEST, _WIDEST = 4.6, 4.2  # inches, of one matrix
-_CELL = 0.24  # largest height of a row, width of a key
-_SLOT = 1.55  # least width that the heading of a matrix needs
+_TALLEST, _WIDEST = 4.6, 4.2  # inches: maximum size of one matrix
+_CELL = 0.24  # maximum height of a row and width of a key
+_SLOT = 1.55  # minimum width for the title of a matrix
 _HEADING = 0.46
-_LETTER, _LINE = 0.06, 0.13  # width and height of a tick label's letter
-_SAME = 1e-5  # relative residual up to which the figure says "="
+_LETTER, _LINE = 0.06, 0.13  # width and height of a character of a tick label
+_SAME = 1e-5  # largest relative residual for which the figure shows "="
 _IMAGE, _MAP, _MATRIX, _OUTPUT = 2.9, 0.82, 0.62, (0.28, 1.44)  # inches
 _NOTE = (
-    "Left: the image, coloured where each head attends for the query (black square). Each head mixes the pixels "
-    "by its attention A, multiplies the mixture by its own matrix W, and the output at the query is the sum."
+    "Left: the positions to which each head attends for the query (black frame). Each head averages the input with its "
+    "attention A and multiplies the average by its matrix W. The output at the query is the sum over heads."
 )
 
 
 @house_style()
 def draw_mixture(maps: Any, query: tuple[int, int], *, centres: Sequence[tuple[float, float]], title: str) -> Figure:
-    """Draw one query's output as a sum over heads that attend at shifts.
+    """Draw the output at one query as a sum over heads.
 
     Args:
         maps: (h, rows, columns) attention probabilities of the query over the image's keys, 1 to 9 heads.
-        query: Its row and column.
-        centres: Delta of each head, row and column shift in pixels.
-        title: Heading.
+        query: Row and column of the query.
+        centres: Centre Delta of each head, (row shift, column shift) in positions.
+        title: Title of the figure.
 
     Raises:
-        ValueError: No head or more than nine, or not one centre per head.
+        ValueError: There are no heads or more than nine, or the number of centres differs from the number of heads.
     """
     heads = np.asarray(maps, dtype=np.float64)
     if heads.ndim != 3 or not 1 <= len(heads) <= 9:
         raise ValueError(bad("maps", "must have the shape (heads, rows, columns) with 1 to 9 heads", heads.shape))
     if len(centres) != len(heads):
-        raise ValueError(bad("centres", f"must have one shift for each of the {len(heads)} heads", len(centres)))
+        raise ValueError(bad("centres", f"must contain one shift for each of the {len(heads)} heads", len(centres)))
     widths, heights = [_IMAGE, _MAP, _MATRIX, 0.9], [max(_MAP, _IMAGE / len(heads) - 0.32)] * len(heads)
     grid = PanelGrid(widths, heights, title=title, note=_NOTE, gap=(0.9, 0.32), left=0.3, above=0.4, below=0.25)
-    shares = heads / np.maximum(heads.max((1, 2), keepdims=True), 1e-300)
+    shares = heads / np.array([darkest(float(head.max()), head.size) for head in heads])[:, None, None]
     _draw_image(grid.add(slice(None), 0, (_IMAGE, _IMAGE)), shares, query)
-    output = grid.add(slice(None), 3, _OUTPUT)  # its channels, with the sign of the sum to their left
+    output = grid.add(slice(None), 3, _OUTPUT)  # the output's channels, with the summation sign to their left
     output.set(xlim=(0, 1), ylim=(0, 6), facecolor="#dfe6ee")
     output.hlines(range(1, 6), 0, 1, color=INK, linewidth=1.0)
     output.spines[:].set_edgecolor(INK)
@@ -86,7 +96,7 @@ def draw_mixture(maps: Any, query: tuple[int, int], *, centres: Sequence[tuple[f
 
 
 def _draw_image(axes: Axes, shares: FloatArray, query: tuple[int, int]) -> None:
-    """All heads over one picture of the pixels: a pixel takes the colours of the heads that attend to it."""
+    """Draw the attention of all heads on one image: positions have the colours of the heads that attend to them."""
     for head, share in enumerate(shares):
         colours = np.broadcast_to(to_rgba(colour_of(head)), (*share.shape, 4)).copy()
         colours[..., 3] = np.where(share > 0.01, 0.9 * share, 0.0)
@@ -101,13 +111,13 @@ def _draw_image(axes: Axes, shares: FloatArray, query: tuple[int, int]) -> None:
 
 @house_style()
 def draw_factorisation(factorisation: Factorisation, *, title: str) -> Figure:
-    """Draw E_q = Phi A_q for one query, and the difference that remains.
+    """Draw E_q = Phi A_q for one query, and the remaining difference.
 
-    E_q is coloured from 0 to 1, the difference from -1 to 1, the others to their own largest number, which is printed.
+    Colours range to 1 for E_q, at least to -1 and 1 for the difference, and to the largest entry for the others.
 
     Args:
         factorisation: Result of `attnconv.theory.factorise`.
-        title: Heading, which names the attention and the kernel.
+        title: Title of the figure.
 
     Example:
         >>> import torch
@@ -122,7 +132,7 @@ def draw_factorisation(factorisation: Factorisation, *, title: str) -> Figure:
     difference = indicators - phi @ rows
     (taps, heads), keys = phi.shape, rows.shape[1]
     cell, key = min(_CELL, _TALLEST / max(taps, heads)), min(_CELL, _WIDEST / keys)
-    shifts, numbers = [_point(shift) for shift in factorisation.shifts], [str(head + 1) for head in range(heads)]
+    shifts, numbers = [_point(shift) for shift in factorisation.shifts], [str(head) for head in range(heads)]
     widths = [max(_SLOT, width) for width in (keys * key, heads * cell, keys * key)]
     heights, gap = [max(taps, heads) * cell, max(taps * cell, 1.2)], (0.5, 0.4 + _HEADING)
     left = 0.1 + _LETTER * max(map(len, shifts))
@@ -135,8 +145,8 @@ def draw_factorisation(factorisation: Factorisation, *, title: str) -> Figure:
     _write_sign(axes, "=" if factorisation.residual <= _SAME else "≈", 0.17)
     peak, rest = float(rows.max()), float(np.abs(difference).max())
     over_keys = (
-        ("indicators", indicators, (0, 0), shifts, "E_q", f"kernel positions ({taps}) x keys ({keys})", 1.0),
-        ("rows", rows, (0, 2), numbers, "A_q", f"heads ({heads}) x keys, up to {_number(peak)}", peak),
+        ("indicators", indicators, (0, 0), shifts, "E_q", f"kernel taps ({taps}) x keys ({keys})", 1.0),
+        ("rows", rows, (0, 2), numbers, "A_q", f"heads ({heads}) x keys, up to {_number(peak)}", darkest(peak, keys)),
         ("difference", difference, (1, 0), shifts, "E_q − Φ A_q", f"largest entry {_number(rest)}", max(rest, 1.0)),
     )
     for label, matrix, (row, column), names, heading, detail, largest in over_keys:
@@ -151,7 +161,7 @@ def draw_factorisation(factorisation: Factorisation, *, title: str) -> Figure:
 
 
 def _draw(axes: Axes, label: str, matrix: FloatArray, name: str, detail: str, largest: float) -> None:
-    """A matrix in colours up to `largest`, below two lines of heading."""
+    """Draw a matrix in colours up to `largest`, below a title of two lines."""
     largest = max(largest, 1e-300)
     cmap, least = ("RdBu_r", -largest) if label in ("phi", "difference") else ("Blues", 0.0)
     axes.imshow(matrix, aspect="auto", cmap=cmap, vmin=least, vmax=largest)
@@ -163,14 +173,14 @@ def _draw(axes: Axes, label: str, matrix: FloatArray, name: str, detail: str, la
 
 
 def _name(axis: Axis, name: str, names: Sequence[str], cell: float, room: float) -> None:
-    """Name an axis and its rows or columns, which are `cell` inches apart; names that have no room are left out."""
+    """Label an axis and its rows or columns, which are `cell` inches apart; labels without room are omitted."""
     places = range(0, len(names), math.ceil(room / cell))
     axis.set_ticks(places, [names[place] for place in places])
     axis.set_label_text(name, fontsize=7.5, color=FAINT)
 
 
 def _mark_rows(axes: Axes, sizes: Sequence[int], cell: float, key: float) -> None:
-    """Lines between rows of the matrix and where each row of the image begins, unless they are too dense."""
+    """Draw lines between the rows of a matrix and at the start of each image row, unless they are too dense."""
     (left, right), (bottom, top) = axes.get_xlim(), axes.get_ylim()
     if cell >= _LINE:
         axes.hlines(np.arange(0.5, bottom), left, right, color=GRID, linewidth=0.4)
@@ -179,7 +189,7 @@ def _mark_rows(axes: Axes, sizes: Sequence[int], cell: float, key: float) -> Non
 
 
 def _write_entries(axes: Axes, matrix: FloatArray, cell: float) -> None:
-    """Entries, in cells that are large enough."""
+    """Write the entries of a matrix, if its cells are large enough."""
     largest = float(np.abs(matrix).max())
     if cell < 0.2 or largest >= 999.5:
         return
@@ -191,19 +201,19 @@ def _write_entries(axes: Axes, matrix: FloatArray, cell: float) -> None:
 
 
 def _write_sign(axes: Axes, sign: str, distance: float) -> None:
-    """The sign to the left of a matrix of the product, at a distance in inches."""
+    """Write a sign to the left of a matrix, at a distance in inches."""
     left, offset = (0.0, 0.5), (-72.0 * distance, 0.0)
     axes.annotate(sign, left, offset, "axes fraction", "offset points", fontsize=20.0, ha="center", va="center")
 
 
 def _write_text(grid: PanelGrid, factorisation: Factorisation) -> None:
-    """The residual and how to read the matrices, to the right of the difference."""
-    pixels = " x ".join(map(str, factorisation.sizes))
+    """Write the residual and a guide to the matrices, to the right of the difference."""
+    positions = " x ".join(map(str, factorisation.sizes))
     lines = (
         f"Relative residual |E_q − Φ A_q| / |E_q| = {_number(factorisation.residual)}",
-        f"Query {_point(factorisation.query)} over {pixels} pixels; keys row by row.",
-        "Each row of E_q marks the pixel that one kernel position sees, named by its shift from the query; an empty "
-        "row sees a zero outside the image. A row of Φ mixes the heads' attention A_q into it.",
+        f"Query {_point(factorisation.query)} on {positions} positions; keys in row-major order.",
+        "Each row of E_q marks the position that one kernel tap reads, labelled by its shift from the query; the row "
+        "is empty if that position is outside the image. The same row of Φ has the weights of the heads' attention.",
     )
     axes = grid.add(1, slice(1, None))
     axes.set_label("text")
@@ -218,5 +228,5 @@ def _point(place: Sequence[int]) -> str:
 
 
 def _number(value: float) -> str:
-    """Two digits; very small and very large values in scientific notation."""
+    """Format with two decimals; very small and very large values in scientific notation."""
     return f"{value:.2f}" if 0.01 <= abs(value) < 100 else "0" if value == 0 else f"{value:.1e}"
