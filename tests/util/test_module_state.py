@@ -140,7 +140,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], Callable[[Any], object], str]]
         lambda m: load_weights(m, checkpoint(m)),
         "weight: must be finite",
     ),
-    "dropout": (convit, fuse_convit, "attn_drop: must be 0: .*got 0.1"),
+    "dropout": (convit, fuse_convit, r"attn_drop: must be 0\b.*got 0\.1"),
     "no centres": (lambda: LearnedRelative(4), start_at_neighbours, "encoding: .*got LearnedRelative"),
 }
 
