@@ -2,7 +2,6 @@ import dataclasses
 import itertools
 import math
 import time
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -11,7 +10,6 @@ from torch import Tensor
 from attnconv.encodings import Quadratic
 from attnconv.grid import BORDERS, Axis, Border, Grid
 from attnconv.inspect import AttentionMoments, attention_moments, sample_queries
-from attnconv.inspect.chosen_queries import lattice_queries
 from attnconv.operators import AttentionOperator, Dense, Kronecker, Shift
 from attnconv.operators.base import all_queries
 from tests.laws import CASES, CHANNELS, HEADS, OPERATORS, Layout
@@ -259,10 +257,10 @@ def test_one_off_keys_and_queries() -> None:
 
 @pytest.mark.parametrize("sizes", [(7,), (1,), (4, 6), (3, 100), (1, 1), (256, 256), (3, 4, 5), (1000, 2)])
 @pytest.mark.parametrize("count", [1, 2, 5, 24, 100, 10**6])
-@pytest.mark.parametrize("choose", [sample_queries, lattice_queries])
-def test_sampled_queries(sizes: tuple[int, ...], count: int, choose: Callable[[Grid, int], Tensor]) -> None:
+@pytest.mark.parametrize("seed", [0, None])
+def test_sampled_queries(sizes: tuple[int, ...], count: int, seed: int | None) -> None:
     grid = Grid.make(sizes)
-    queries = choose(grid, count)
+    queries = sample_queries(grid, count, seed=seed)
     assert queries.dtype == torch.int64
     assert queries.tolist() == sorted(set(queries.tolist()))
     assert len(queries) <= min(count, grid.query_count)
@@ -297,9 +295,9 @@ def test_sampled_queries_meet_every_place_of_a_window() -> None:
 
 
 @pytest.mark.parametrize(("sizes", "count"), [((14, 14), 56), ((5, 7), 12), ((1, 9), 4), ((32, 32), 30)])
-def test_lattice_queries_leave_no_query_far_from_them(sizes: tuple[int, int], count: int) -> None:
+def test_middles_of_cells_leave_no_query_far_from_them(sizes: tuple[int, int], count: int) -> None:
     grid = Grid.make(sizes)
-    chosen = grid.unravel(lattice_queries(grid, count))
+    chosen = grid.unravel(sample_queries(grid, count, seed=None))
     for size, places in zip(sizes, chosen, strict=True):
         known = places.unique()
         far = (torch.arange(size)[:, None] - known).abs().amin(1).max()
@@ -307,8 +305,8 @@ def test_lattice_queries_leave_no_query_far_from_them(sizes: tuple[int, int], co
     assert len(chosen[0].unique()) * len(chosen[1].unique()) == len(chosen[0])
 
 
-def test_lattice_queries_are_the_middles_of_their_cells() -> None:
-    assert lattice_queries(Grid.make((4, 6)), 6).tolist() == [7, 9, 11, 19, 21, 23]
+def test_queries_without_a_seed_are_the_middles_of_their_cells() -> None:
+    assert sample_queries(Grid.make((4, 6)), 6, seed=None).tolist() == [7, 9, 11, 19, 21, 23]
 
 
 def test_sampled_queries_are_those_of_the_seed() -> None:

@@ -18,7 +18,7 @@ from attnconv._util.errors import bad
 from attnconv.encodings.base import Encoding
 from attnconv.explorer.payload_format import PayloadLayer
 from attnconv.grid import Axis, Grid
-from attnconv.inspect.chosen_queries import lattice_queries, query_blocks, sample_queries
+from attnconv.inspect.chosen_queries import query_blocks, sample_queries
 from attnconv.inspect.token_operator import TokenOperator
 from attnconv.layers.self_attention import SelfAttention
 from attnconv.operators.base import AttentionOperator
@@ -163,7 +163,7 @@ def row_tensors(name: str, operator: AttentionOperator, budget: int) -> dict[str
     """Return rows over the image's tokens, normalised to sum 1, and the mass elsewhere, for as many queries as fit."""
     grid, heads = operator.grid, operator.heads
     bytes_of_one = 2 * heads * (grid.key_count + 1) + 4  # float16 values and an int32 index
-    queries = lattice_queries(grid, max(1, budget // bytes_of_one), device=operator.device)
+    queries = sample_queries(grid, max(1, budget // bytes_of_one), seed=None, device=operator.device)
     rows, elsewhere = [], []
     for some in query_blocks(operator, queries):
         part = operator.rows(some).float()

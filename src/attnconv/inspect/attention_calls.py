@@ -51,7 +51,6 @@ class TokenRows:
         return self._compute(queries, sequences)
 
     def release(self) -> None:
-        """Drop the transient tensors."""
         if self.transient:
             self._compute = None
 
@@ -165,7 +164,6 @@ def _refuse_shortcut(*_: Any, **__: Any) -> TokenRows:
 
 
 def _read_kernel(*args: Any, **named: Any) -> TokenRows:
-    """Read the arguments of `scaled_dot_product_attention`."""
     call = {**dict(zip(KERNEL_ARGUMENTS, args, strict=False)), **named}
     query, key = call["query"], call["key"]
     if query.dim() != 4 or key.dim() != 4:

@@ -78,7 +78,6 @@ class Audit:
     left_out: Mapping[str, str] = field(default_factory=dict)
 
     def __getitem__(self, name: str) -> LayerAudit:
-        """Return the layer with this name; raise a `KeyError` if there is none."""
         return {layer.name: layer for layer in self.layers}[name]
 
     def numbers(self) -> dict[str, Any]:
@@ -177,8 +176,6 @@ def audit(
 @final
 @dataclass(frozen=True, eq=False)
 class _RunningLayer:
-    """Accumulated statistics of one attention layer."""
-
     module: str
     grid: Grid
     queries: Int[Tensor, "r"]

@@ -226,7 +226,6 @@ class _Visit:
     own: int = 0  # number of this library's layers that are running; calls inside them are ignored
 
     def watch(self, name: str, module: nn.Module, hooks: ExitStack) -> None:
-        """Register hooks that record when a module begins and ends."""
         if isinstance(module, torch.jit.ScriptModule):
             if self.layers is None:
                 self._refuse(name, module, "it is a scripted module, whose calls cannot be intercepted")

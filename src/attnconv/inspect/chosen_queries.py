@@ -1,7 +1,7 @@
 """Choose queries: samples spread over the grid, blocks that fit in memory, and attention maps of given queries."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -18,28 +18,33 @@ from attnconv.operators.base import AttentionOperator, Queries, all_queries, que
 BLOCK = 2**22  # probabilities per block: 32 MiB in float64, for each of a few temporary tensors
 
 
-def sample_queries(grid: Grid, count: int, *, seed: int = 0, device: torch.device | None = None) -> Int[Tensor, "r"]:
-    """Sample at most `count` queries spread over a grid, one random query per cell, as flat indices in ascending order.
+def sample_queries(
+    grid: Grid, count: int, *, seed: int | None = 0, device: torch.device | None = None
+) -> Int[Tensor, "r"]:
+    """Choose at most `count` queries spread over a grid, one query per cell, as flat indices in ascending order.
 
     Cells are nearly equal. A regular lattice would sample window attention at the same few places of every window.
 
     Args:
         grid: The grid of queries.
         count: Maximum number of queries, at least 1. All queries are returned if there are no more than that.
-        seed: Seed of the random positions in the cells.
+        seed: Seed of the random positions in the cells; None for the middle of each cell.
         device: Device of the indices, such as `operator.device`.
 
     Example:
         >>> sample_queries(Grid.make((4, 6)), 6).tolist()  # cells of 2 x 2
         [5, 6, 8, 18, 20, 22]
     """
-    generator = torch.Generator().manual_seed(seed)
-    return _one_per_cell(grid, count, lambda cells: torch.rand(cells, generator=generator, dtype=torch.float64), device)
-
-
-def lattice_queries(grid: Grid, count: int, *, device: torch.device | None = None) -> Int[Tensor, "r"]:
-    """Return the middle query of each cell of `sample_queries`, so that every query is close to one of them."""
-    return _one_per_cell(grid, count, lambda cells: torch.full(cells, 0.5, dtype=torch.float64), device)
+    counts, flat = _cells(grid, whole("count", count, 1)), torch.zeros((), dtype=torch.int64)
+    generator = torch.Generator().manual_seed(seed or 0)
+    for axis, (size, taken) in enumerate(zip(grid.query_sizes, counts, strict=True)):
+        edges = torch.div(torch.arange(taken + 1) * size, taken, rounding_mode="floor")
+        along = [1] * grid.dims
+        along[axis] = taken
+        first, length = edges[:-1].reshape(along), edges.diff().reshape(along)
+        random = torch.rand(counts, generator=generator, dtype=torch.float64)
+        flat = flat * size + first + (length // 2 if seed is None else (random * length).long())
+    return flat.flatten().sort().values.to(device)
 
 
 def query_blocks(operator: AttentionOperator, queries: Queries | None = None) -> Sequence[Int[Tensor, "_"]]:
@@ -49,21 +54,6 @@ def query_blocks(operator: AttentionOperator, queries: Queries | None = None) ->
     if chosen.numel() == 0:
         raise ValueError(bad("queries", "must contain at least one query", 0, "Pass None for all."))
     return chosen.split(max(1, BLOCK // (operator.batch * operator.heads * grid.lattice_count)))
-
-
-def _one_per_cell(
-    grid: Grid, count: int, fractions: Callable[[list[int]], Tensor], device: torch.device | None
-) -> Int[Tensor, "r"]:
-    """Return one query per cell, at a fraction of the cell's length per axis that `fractions` gives."""
-    counts = _cells(grid, whole("count", count, 1))
-    flat = torch.zeros((), dtype=torch.int64)
-    for axis, (size, taken) in enumerate(zip(grid.query_sizes, counts, strict=True)):
-        edges = torch.div(torch.arange(taken + 1) * size, taken, rounding_mode="floor")
-        along = [1] * grid.dims
-        along[axis] = taken
-        first, length = edges[:-1].reshape(along), edges.diff().reshape(along)
-        flat = flat * size + first + (fractions(counts) * length).long()
-    return flat.flatten().sort().values.to(device)
 
 
 def _cells(grid: Grid, count: int) -> list[int]:
@@ -127,7 +117,6 @@ def mean_query_maps(
 
 
 def _maps_of(name: str, operator: AttentionOperator, places: Sequence[tuple[float, float]]) -> QueryMaps:
-    """Return the maps of one operator, averaged over its images."""
     grid = operator.grid
     if grid.dims != 2:
         raise ValueError(bad("model", f"layer {name!r} must be two-dimensional", f"{grid.dims} axes"))

@@ -52,8 +52,6 @@ class ScoreTerms:
     added: Float[Tensor, "w #h n n"] | None = None  # A, one for each sequence of an image, or one for all
 
     def of(self, heads: Sequence[int]) -> "ScoreTerms":
-        """Return the terms of some heads."""
-
         def pick(x: Tensor | None, dim: int) -> Tensor | None:
             return x if x is None or x.shape[dim] == 1 else x.index_select(dim, torch.tensor(heads, device=x.device))
 
@@ -110,7 +108,6 @@ class CallForm:
 
     @classmethod
     def of(cls, attention: nn.Module) -> "CallForm":
-        """Return the call signature of a module."""
         torch_style = isinstance(attention, nn.MultiheadAttention)
         return cls(
             tuple(inspect.signature(type(attention).forward).parameters)[1:],
@@ -141,7 +138,6 @@ class CallForm:
         return (x if self.batch_first else x.transpose(0, 1)), terms
 
     def give(self, out: Float[Tensor, "b n d"]) -> Tensor | tuple[Tensor, None]:
-        """Return the output in the form that the caller expects."""
         out = out if self.batch_first else out.transpose(0, 1)
         return (out, None) if self.pair else out
 

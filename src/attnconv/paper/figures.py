@@ -25,11 +25,10 @@ from attnconv.theory.expressibility import factorise
 @final
 @dataclass(frozen=True)
 class PaperFigure:
-    """One figure of the paper."""
+    """How one figure of the paper is drawn."""
 
-    models: tuple[str, ...]  # the models whose runs it shows
-    caption: str
     draw: Callable[..., Figure]  # called with the title and one run per model that has a run
+    models: tuple[str, ...] = ()  # the models whose runs it shows
 
 
 def _accuracy(title: str, *runs: RunData) -> Figure:
@@ -117,64 +116,36 @@ def _attention(centres: Sequence[tuple[float, float]], alpha: float, sizes: tupl
         return operator.rows(torch.arange(grid.query_count))[0]
 
 
+CAPTIONS: Mapping[int, str] = {
+    1: "The output at one query as a sum over heads; each head attends at a different shift and has its own matrix.",
+    2: "Accuracy over epochs.",
+    3: "Heads of one layer during training: centres, with 50% and 90% contours of their attention.",
+    4: "Heads of each layer of the quadratic model after training, with 50% and 90% contours.",
+    5: f"Attention of the model with learned positions near the query, on at most {ZOOM} x {ZOOM} positions.",
+    6: "Attention of the model with learned positions and content, averaged over test images.",
+    7: "As Figure 6, for another query. Heads are in the same columns: a head that acts like a convolution moves with "
+    "the query.",
+    8: "Attention of the model with content on one test image.",
+    9: "As Figure 8, on another image.",
+    10: "As Figure 8, with a query in the background.",
+    11: "Kernel taps as linear combinations of the heads' attention: five heads form a 2 x 2 kernel.",
+    12: "Heads of each layer of the generalised model, whose contours may be ellipses.",
+    13: "Accuracy over epochs; the pruned model continues the generalised one.",
+    14: "Heads of each layer of the quadratic model with sixteen heads.",
+}
 FIGURES: Mapping[int, PaperFigure] = {
-    1: PaperFigure(
-        (),
-        "The output at one query as a sum over heads; each head attends at a different shift and has its own matrix.",
-        _mixture,
-    ),
-    2: PaperFigure(
-        tuple(name for name, model in PAPER_MODELS.items() if model.table_1), "Accuracy over epochs.", _accuracy
-    ),
-    3: PaperFigure(
-        ("quadratic",),
-        "Heads of one layer during training: centres, with 50% and 90% contours of their attention.",
-        _movement,
-    ),
-    4: PaperFigure(
-        ("quadratic",),
-        "Heads of each layer of the quadratic model after training, with 50% and 90% contours.",
-        _centres,
-    ),
-    5: PaperFigure(
-        ("learned",),
-        f"Attention of the model with learned positions near the query, on at most {ZOOM} x {ZOOM} positions.",
-        _zoomed,
-    ),
-    6: PaperFigure(
-        (CONTENT,),
-        "Attention of the model with learned positions and content, averaged over test images.",
-        partial(_means, query=0),
-    ),
-    7: PaperFigure(
-        (CONTENT,),
-        "As Figure 6, for another query. Heads are in the same columns: a head that acts like a convolution moves with "
-        "the query.",
-        partial(_means, query=1),
-    ),
-    8: PaperFigure(
-        (CONTENT,),
-        "Attention of the model with content on one test image.",
-        partial(_single, label=6, place=(0.5, 0.5)),
-    ),
-    9: PaperFigure((CONTENT,), "As Figure 8, on another image.", partial(_single, label=7, place=(0.35, 0.5))),
-    10: PaperFigure(
-        (CONTENT,), "As Figure 8, with a query in the background.", partial(_single, label=9, place=(0.1, 0.9))
-    ),
-    11: PaperFigure(
-        (),
-        "Kernel taps as linear combinations of the heads' attention: five heads form a 2 x 2 kernel.",
-        _factorisation,
-    ),
-    12: PaperFigure(
-        (SOURCE,), "Heads of each layer of the generalised model, whose contours may be ellipses.", _centres
-    ),
-    13: PaperFigure(
-        tuple(name for name, model in PAPER_MODELS.items() if model.accuracy is not None),
-        "Accuracy over epochs; the pruned model continues the generalised one.",
-        _accuracy,
-    ),
-    14: PaperFigure(
-        ("quadratic-16-heads",), "Heads of each layer of the quadratic model with sixteen heads.", _centres
-    ),
+    1: PaperFigure(_mixture),
+    2: PaperFigure(_accuracy, tuple(name for name, model in PAPER_MODELS.items() if model.table_1)),
+    3: PaperFigure(_movement, ("quadratic",)),
+    4: PaperFigure(_centres, ("quadratic",)),
+    5: PaperFigure(_zoomed, ("learned",)),
+    6: PaperFigure(partial(_means, query=0), (CONTENT,)),
+    7: PaperFigure(partial(_means, query=1), (CONTENT,)),
+    8: PaperFigure(partial(_single, label=6, place=(0.5, 0.5)), (CONTENT,)),
+    9: PaperFigure(partial(_single, label=7, place=(0.35, 0.5)), (CONTENT,)),
+    10: PaperFigure(partial(_single, label=9, place=(0.1, 0.9)), (CONTENT,)),
+    11: PaperFigure(_factorisation),
+    12: PaperFigure(_centres, (SOURCE,)),
+    13: PaperFigure(_accuracy, tuple(name for name, model in PAPER_MODELS.items() if model.accuracy is not None)),
+    14: PaperFigure(_centres, ("quadratic-16-heads",)),
 }

@@ -17,7 +17,7 @@ from attnconv._util.errors import bad
 from attnconv.inspect.auditing import json_values
 from attnconv.models.settings import AttentionSettings
 from attnconv.paper import tables
-from attnconv.paper.figures import FIGURES
+from attnconv.paper.figures import CAPTIONS, FIGURES
 from attnconv.paper.observations import observe, table_of_layers, table_of_observations
 from attnconv.paper.tables import PaperTable, Runs
 from attnconv.paper.training_plan import ALL_RUNS, PAPER_MODELS
@@ -107,7 +107,7 @@ def _figure(runs: Mapping[str, RunData], number: int, out: Path, command: str, m
     epochs = (f"{run.settings.preset} after epoch {run.folder.metrics()[-1]['epoch']}" for run in there.values())
     origin = f" From {', '.join(epochs)}." if there else ""
     unit = there[planned.models[0]].unit if len(planned.models) == 1 else ""
-    alt, caption = f"{title}. {planned.caption}", f"{planned.caption}{unit}{origin}"
+    alt, caption = f"{title}. {CAPTIONS[number]}", f"{CAPTIONS[number]}{unit}{origin}"
     return Section(title, pictures=[figures.add(figure, name, alt=alt, caption=caption)], notes=notes)
 
 

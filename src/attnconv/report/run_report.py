@@ -177,14 +177,10 @@ def _attention(run: RunData, label: str, figures: FigureFolder) -> Section:
         return Section(heading, notes=[f"{note}{error}"])
     average = f", mean of {count} test images" if count > 1 else ""
     every = f"Attention probabilities of every head (columns) in every layer (rows){average}."
+    moves = "the pattern of a head that acts like a convolution moves with the query."
     shown: list[tuple[int, int | None, str]] = [  # query, zoom, caption
         (0, None, f"{every} See Figure 6 of the paper."),
-        (
-            1,
-            None,
-            f"{every} See Figure 7 of the paper. Every head is in the same column as above: the pattern of a head that "
-            "acts like a convolution moves with the query.",
-        ),
+        (1, None, f"{every} See Figure 7 of the paper. Every head is in the same column as above: {moves}"),
     ]
     if not average and max(max(layer.maps.shape[2:]) for layer in run.maps) > ZOOM:
         caption = (
@@ -205,11 +201,10 @@ def _attention(run: RunData, label: str, figures: FigureFolder) -> Section:
         )
         keys = run.maps[0].maps[0, 0].numel()
         pale = [
-            (i, h) for i, peak in enumerate(peaks) for h, largest in enumerate(peak) if nearly_uniform(largest, keys)
+            f"layer {i}, head {h}" for i, row in enumerate(peaks) for h, p in enumerate(row) if nearly_uniform(p, keys)
         ]
         if pale:
-            named = "; ".join(f"layer {i}, head {h}" for i, h in pale)
-            caption += f" Nearly uniform (below {UNIFORM} / number of positions): {named}."
+            caption += f" Nearly uniform (below {UNIFORM} / number of positions): {'; '.join(pale)}."
         figure = draw_query(run.maps, index, title=f"{label}: {what}", zoom=zoom)
         name = f"figure-{5 if zoom else 6 + index:02d}-attention"
         pictures.append(figures.add(figure, name, alt=f"{what.capitalize()}. {words}", caption=f"{caption}{run.unit}"))

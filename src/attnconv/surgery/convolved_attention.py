@@ -50,7 +50,6 @@ class Taps:
 
     @classmethod
     def of_layer(cls, tokens: LayerTokens, kernel_size: int) -> "Taps":
-        """Return the taps of a layer that its masks allow."""
         taps, allowed = cls.of(tokens.grid, kernel_size, tokens.inputs), tokens.terms.allowed()
         return taps if allowed is None or bool(allowed.all()) else taps.masked(allowed)
 

@@ -145,7 +145,6 @@ def _root_eigenvalues(attention: SelfAttention | Encoding) -> tuple[Float[Tensor
 
 
 def _kept(name: str, count: int, removed: Any) -> list[int]:
-    """Return the remaining heads of a layer."""
     gone = indices(f"heads[{name!r}]", removed, count)
     if len(gone) == count:
         raise ValueError(bad(f"heads[{name!r}]", f"must keep at least one of the {count} heads", gone))

@@ -143,12 +143,13 @@ def replace_heads(
         for place, module in list(changed.named_modules(remove_duplicate=False)):
             if module is old:  # a module may have several names
                 changed.set_submodule(place, new)
-    output_error = _relative_error(changed, model, images[fitted:], call)
+    with torch.no_grad():
+        after, before = (_output(each, images[fitted:], call) for each in (changed, model))
+    output_error = float((after - before).norm() / before.norm())
     return Replacement(changed, tuple(chosen), tuple(candidates), errors, output_error, passed_over)
 
 
 def _check(heads: object, count: Any, layers: Any, kernel_size: int) -> None:
-    """Raise an error for arguments that are invalid for every model."""
     if (heads is None) == (count is None):
         raise ValueError(bad("heads, count", "exactly one of them must be given", f"heads={heads}, count={count}"))
     if count is not None:
@@ -180,7 +181,7 @@ def _costs(
 
         return hook
 
-    with evaluating(model), uncompiled(model), torch.enable_grad(), ExitStack() as hooks:
+    with torch.enable_grad(), ExitStack() as hooks:
         for name, part in tokens.items():
             hooks.enter_context(part.attention.register_forward_hook(tap(name)))
         output = _output(model, images, options)
@@ -223,7 +224,6 @@ def _candidates(
 def _named(
     candidates: Sequence[HeadCandidate], heads: Mapping[str, Any], passed_over: Mapping[str, str]
 ) -> list[HeadCandidate]:
-    """Return the heads that the caller named."""
     chosen = []
     for name, some in heads.items():
         if name in passed_over:
@@ -245,19 +245,10 @@ def _layer_error(tokens: LayerTokens, mixing: HeadMixing, heads: list[int]) -> f
     return float(relative_size((tokens.parts.finish(given) - old).norm(), tokens.outputs.norm()))
 
 
-@torch.no_grad()
-def _relative_error(new: nn.Module, old: nn.Module, images: Tensor, options: Mapping[str, object]) -> float:
-    """Return `|new - old| / |old|` of the outputs of two models in evaluation mode."""
-    outputs = []
-    for model in (new, old):
-        with evaluating(model), uncompiled(model):
-            outputs.append(_output(model, images, options))
-    return float((outputs[0] - outputs[1]).norm() / outputs[1].norm())
-
-
 def _output(model: nn.Module, images: Tensor, options: Mapping[str, object]) -> Tensor:
     """Return the first tensor of a model's output; raise an error if relative changes of it are undefined."""
-    output = first_tensor(model(images, **options))
+    with evaluating(model), uncompiled(model):
+        output = first_tensor(model(images, **options))
     if output is None or not output.is_floating_point() or output.dim() == 0 or len(output) != len(images):
         got = "no tensor" if output is None else f"shape {tuple(output.shape)} of {output.dtype}"
         requirement = f"must return a floating-point tensor first, with a batch axis of {len(images)} images"

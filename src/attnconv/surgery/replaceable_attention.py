@@ -43,7 +43,6 @@ class LayerTokens:
     constancy: Float[Tensor, "h"]  # `ShiftProfile.constancy`
 
     def of(self, images: slice) -> "LayerTokens":
-        """Return the tokens of some of the images."""
         inputs, outputs = (
             each.unflatten(0, (-1, self.sequences))[images].flatten(0, 1) for each in (self.inputs, self.outputs)
         )
