@@ -99,7 +99,6 @@ class Audit:
         return rows
 
     def omissions(self) -> list[str]:
-        """Return one sentence per layer that could not be read."""
         return [f"Skipped {name or 'the model itself'}: {reason}." for name, reason in self.left_out.items()]
 
     def __str__(self) -> str:

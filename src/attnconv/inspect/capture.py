@@ -20,7 +20,7 @@ from attnconv._util.errors import bad
 from attnconv._util.module_state import evaluating
 from attnconv._util.value_checks import check_dense, check_module, check_tensor, is_index, whole
 from attnconv.inspect.attention_calls import AttentionCalls, TokenRows, UnreadableError, gated_rows
-from attnconv.inspect.token_operator import Running, TokenOperator, layout_of
+from attnconv.inspect.token_operator import Running, TokenOperator, layout_of, pair_of
 from attnconv.layers.gated_positional import GatedPositionalAttention
 from attnconv.layers.self_attention import SelfAttention
 from attnconv.operators.base import AttentionOperator
@@ -239,9 +239,8 @@ class _Visit:
             return
         first: Any = next(iter((*args, *named.values())), None)
         second = named.get("input_dimensions", named.get("sizes", args[1] if len(args) > 1 else None))
-        pair = isinstance(second, tuple) and len(second) == 2 and all(isinstance(part, int) for part in second)
         shape = tuple(first.shape) if isinstance(first, Tensor) else None
-        self.running.append(Running(name, module, shape, second if pair else None))
+        self.running.append(Running(name, module, shape, pair_of(second) if isinstance(second, tuple) else None))
         reason = getattr(module, "attention_unreadable", None)
         if reason is not None and self._wanted(name):
             self._refuse(name, module, reason)

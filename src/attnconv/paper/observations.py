@@ -30,6 +30,7 @@ from attnconv.paper.tables import LEAST_CONSTANCY, LEAST_MASS, PaperTable, Runs,
 from attnconv.paper.training_plan import CONTENT, DROPPED, PRUNED, SOURCE
 from attnconv.report.run_data import RunData
 from attnconv.surgery.head_pruning import attention_layers, condition_numbers
+from attnconv.training.fitting import starting_model
 
 Verdict: TypeAlias = Literal["holds", "not seen", "does not hold", "cannot be said"]
 
@@ -107,7 +108,7 @@ def mirror(run: RunData) -> Found:
 
 def elongation(run: RunData) -> Found:
     """Compute the rank correlation of the condition number of a head's covariance with its layer."""
-    models = run.trained().model, run.initial()
+    models = run.trained().model, starting_model(run.folder)
     now, before = ([condition_numbers(layer) for layer in attention_layers(model).values()] for model in models)
     found = layer_trend([layer.tolist() for layer in now])
     median, start = (statistics.median(torch.cat(layers).tolist()) for layers in (now, before))
@@ -331,23 +332,20 @@ def observe(runs: Runs, claims: Sequence[Claim] = CLAIMS) -> list[Observation]:
         name: {run.settings.train.seed: run for run in several if run.result and run.folder.last_weights.is_file()}
         for name, several in runs.items()
     }
-    return [_observe(claim, complete) for claim in claims]
-
-
-def _observe(claim: Claim, runs: Mapping[str, Mapping[int, RunData]]) -> Observation:
-    if absent := [name for name in claim.models if not runs.get(name)]:
-        return Observation(claim, {}, (f"no complete run of {', '.join(absent)}",))
-    common = set.intersection(*(set(runs[name]) for name in claim.models))
-    if not common:
-        return Observation(claim, {}, (f"no seed with complete runs of {', '.join(claim.models)}",))
-    found: dict[int, Found] = {}
-    problems = []
-    for seed in sorted(common):
-        try:
-            found[seed] = claim.measure(*(runs[name][seed] for name in claim.models))
-        except (OSError, ValueError) as error:
-            problems.append(f"seed {seed}: {error}")
-    return Observation(claim, found, tuple(problems))
+    observations = []
+    for claim in claims:
+        seeds = [set(complete.get(name, ())) for name in claim.models]
+        absent = [name for name in claim.models if not complete.get(name)]
+        found, problems = dict[int, Found](), [f"no complete run of {', '.join(absent)}"] if absent else []
+        for seed in sorted(set.intersection(*seeds)):
+            try:
+                found[seed] = claim.measure(*(complete[name][seed] for name in claim.models))
+            except (OSError, ValueError) as error:
+                problems.append(f"seed {seed}: {error}")
+        if not found and not problems:
+            problems = [f"no seed with complete runs of {', '.join(claim.models)}"]
+        observations.append(Observation(claim, found, tuple(problems)))
+    return observations
 
 
 def table_of_observations(observations: Sequence[Observation]) -> PaperTable:

@@ -55,7 +55,6 @@ ALL_RUNS: tuple[str, ...] = (*RUNS, DROPPED)  # the last one is trained only if 
 
 ATTENTION_DROPOUT = 0.1  # in the authors' code; the presets have none
 FIRST_SEED = 42
-TINY_EPOCHS = 5
 
 # The mini scale. Its residual network has as many operations as its `quadratic` model, which a test verifies.
 MINI_EPOCHS, MINI_WIDTH, MINI_MLP_WIDTH = 10, 64, 128
@@ -140,7 +139,7 @@ def settings_at(scale: ScaleName, name: str) -> RunSettings:
         if isinstance(settings.model, AttentionSettings):
             model = replace(settings.model, width=MINI_WIDTH, mlp_width=MINI_MLP_WIDTH)
     else:
-        settings, epochs = recipe("resnet-digits" if name == "resnet18" else "quadratic-digits"), TINY_EPOCHS
+        settings, epochs = recipe("resnet-digits" if name == "resnet18" else "quadratic-digits"), 5
         model, full = settings.model, preset_settings(name)
         if isinstance(model, AttentionSettings) and isinstance(full, AttentionSettings):
             model = replace(model, encoding=full.encoding, heads=full.heads)

@@ -48,8 +48,6 @@ class Curve:
 def draw_accuracy(curves: Sequence[Curve], *, title: str) -> Figure:
     """Draw accuracy over epochs, with the last value of each curve in the legend.
 
-    Curves differ in colour and marker, and in line style if there are several splits.
-
     Args:
         curves: At least one curve.
         title: Title of the figure.

@@ -56,9 +56,7 @@ class LayerMaps:
         self.title, self.query = title, query
         self.maps: FloatArray = np.asarray(maps, dtype=np.float64)
         if self.maps.ndim != 3 or 0 in self.maps.shape:
-            raise ValueError(
-                bad("maps", "must have the shape (heads, rows, columns), each at least 1", self.maps.shape)
-            )
+            raise ValueError(bad("maps", "must have the shape (heads, rows, columns), not empty", self.maps.shape))
 
 
 def reading_order(maps: FloatArray) -> list[int]:
@@ -66,6 +64,7 @@ def reading_order(maps: FloatArray) -> list[int]:
     return [int(i) for i in np.argsort(-maps.max((1, 2)), kind="stable")]  # NaN is sorted last
 
 
+@house_style()
 def draw_attention_maps(
     layers: Sequence[LayerMaps],
     *,
@@ -96,36 +95,18 @@ def draw_attention_maps(
     chosen = by_peak if orders is None else [list(order) for order in orders]
     if [sorted(order) for order in chosen] != [list(range(len(layer.maps))) for layer in layers]:
         raise ValueError(bad("orders", "must contain every head of every layer once", repr(chosen)))
-    return _draw(layers, chosen, title, zoom, picture, _NOTE + _SORTED * (chosen == by_peak))
-
-
-def draw_query(layers: Sequence[QueryMaps], index: int, *, title: str, **options: Any) -> Figure:
-    """Draw the maps of one query of `mean_query_maps`, with the heads in the first query's order."""
-    maps = [LayerMaps(f"layer {i}", layer.maps[index], layer.positions[index]) for i, layer in enumerate(layers)]
-    orders = [reading_order(layer.maps[0].numpy()) for layer in layers]
-    return draw_attention_maps(maps, title=title, orders=orders, **options)
-
-
-@house_style()
-def _draw(
-    layers: Sequence[LayerMaps],
-    orders: list[list[int]],
-    title: str,
-    zoom: int | None,
-    picture: FloatArray | None,
-    note: str,
-) -> Figure:
     sizes = [_map_size(_window(layer, zoom)) for layer in layers]
     width = max(size[0] for size in sizes)
-    most = max(map(len, orders))
+    most = max(map(len, chosen))
     columns = math.ceil(most / math.ceil(most / max(1, int(_WIDEST / (width + _GAP)))))
     lines = [
         (layer, order[start : start + columns], size, layer.title if start == 0 else "")
-        for layer, order, size in zip(layers, orders, sizes, strict=True)
+        for layer, order, size in zip(layers, chosen, sizes, strict=True)
         for start in range(0, len(order), columns)
     ]
     above = [] if picture is None else [_PICTURE]
     widths, heights, gap = [width] * columns, [*above, *(size[1] for _, _, size, _ in lines)], (_GAP, _LABEL + _GAP)
+    note = _NOTE + _SORTED * (chosen == by_peak)
     note += "" if zoom is None else f" Blank maps: the head attends outside these {zoom} x {zoom} positions."
     grid = PanelGrid(widths, heights, title=title, note=note, gap=gap, left=0.72, above=_LABEL)
     # All maps are artists of a single axes: one axes per map would take three times as long.
@@ -148,6 +129,13 @@ def _draw(
             page.annotate(peak, (box.x1, box.y1), (0.0, 3.0), color=FAINT, ha="right", **at)
         _label(page, name, boxes[0])
     return grid.figure
+
+
+def draw_query(layers: Sequence[QueryMaps], index: int, *, title: str, **options: Any) -> Figure:
+    """Draw the maps of one query of `mean_query_maps`, with the heads in the first query's order."""
+    maps = [LayerMaps(f"layer {i}", layer.maps[index], layer.positions[index]) for i, layer in enumerate(layers)]
+    orders = [reading_order(layer.maps[0].numpy()) for layer in layers]
+    return draw_attention_maps(maps, title=title, orders=orders, **options)
 
 
 def _window(layer: LayerMaps, zoom: int | None) -> Bbox:
@@ -175,10 +163,8 @@ def _show(page: Axes, image: FloatArray | None, layer: LayerMaps, zoom: int | No
     page.add_patch(frame)  # its face colour is visible outside the image
     if image is not None:
         (left, bottom), (right, top) = _window(layer, None).get_points()
-        shown = page.imshow(
-            image, extent=(left, right, bottom, top), transform=pixels, aspect="auto", zorder=1.0, **options
-        )
-        shown.set_clip_path(frame)
+        options |= {"extent": (left, right, bottom, top), "aspect": "auto", "zorder": 1.0}
+        page.imshow(image, transform=pixels, **options).set_clip_path(frame)
     width, height = np.maximum(1.0, _QUERY * np.abs(window.size))
     mark_query(page, layer.query, (height, width), transform=pixels)
 

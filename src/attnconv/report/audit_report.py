@@ -176,7 +176,6 @@ def _facts(found: Audit) -> list[tuple[str, str, str]]:
 
 
 def _layers(found: Audit, figures: FigureFolder) -> list[Section]:
-    """Return the sections with the figure of the scores and the table of layers."""
     scores = {layer.name: layer.statistics.convolution_score for layer in found.layers}
     figure = draw_scores(list(scores), list(scores.values()), title="Convolution score by layer")
     words = ", ".join(f"{name} {score:.2f}" for name, score in scores.items())

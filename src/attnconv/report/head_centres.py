@@ -23,7 +23,6 @@ from attnconv.training.run_folder import choose_epochs
 _PANEL, _GAP, _TITLE, _LINE = 2.3, 0.22, 0.3, 0.16  # inches
 _ENTRY_WIDTH, _ENTRY_HEIGHT = 0.42, 0.21  # of a head in the legend
 _EPOCHS = 6  # panels of Figure 3
-_SIZES = (16, 16)  # positions in the paper, if `sizes` is None
 _CONTOURS = ((0.5, "-", 1.4), (0.9, ":", 1.0))  # mass, line style, line width
 _BROKEN, _UNIFORM = "not a number", "nearly uniform"
 _NOTE = (
@@ -61,31 +60,31 @@ class HeadGaussians:
             raise ValueError(bad("covariances", f"must have the shape {wanted}", self.covariances.shape))
 
 
-def draw_centres(layers: Sequence[HeadGaussians], *, title: str, sizes: tuple[int, int] | None = None) -> Figure:
+def draw_centres(layers: Sequence[HeadGaussians], *, title: str, sizes: tuple[int, int] = (16, 16)) -> Figure:
     """Draw the head centres of each layer with 50 % and 90 % contours.
 
     Args:
         layers: Heads of each layer, first layer first; the number of heads may differ.
         title: Title of the figure.
-        sizes: Rows and columns of positions in the image, which limit the shifts shown; None uses the paper's 16 x 16.
+        sizes: Rows and columns of positions in the image, which limit the shifts shown; the paper has 16 x 16.
 
     Raises:
         ValueError: There is no layer.
     """
     if not layers:
         raise ValueError(bad("layers", "must contain the heads of at least one layer", "none"))
-    return _draw_panels({f"layer {index}": heads for index, heads in enumerate(layers)}, title, sizes or _SIZES)
+    return _draw_panels({f"layer {index}": heads for index, heads in enumerate(layers)}, title, sizes)
 
 
 def draw_centres_over_training(
-    history: Sequence[tuple[int, HeadGaussians]], *, title: str, sizes: tuple[int, int] | None = None
+    history: Sequence[tuple[int, HeadGaussians]], *, title: str, sizes: tuple[int, int] = (16, 16)
 ) -> Figure:
     """Draw the head centres of one layer with 50 % and 90 % contours at up to six epochs, all at one scale.
 
     Args:
         history: Pairs (completed epochs, the layer's heads) with increasing epochs; epoch 0 is the initialisation.
         title: Title of the figure.
-        sizes: Rows and columns of positions in the image, which limit the shifts shown; None uses the paper's 16 x 16.
+        sizes: Rows and columns of positions in the image, which limit the shifts shown; the paper has 16 x 16.
 
     Raises:
         ValueError: The history is empty, or the epochs do not increase.
@@ -95,7 +94,7 @@ def draw_centres_over_training(
         raise ValueError(bad("history", "must contain at least one epoch, and increasing epochs", repr(epochs)))
     heads = dict(history)
     panels = {f"epoch {epoch}": heads[epoch] for epoch in choose_epochs(epochs, _EPOCHS)}
-    return _draw_panels(panels, title, sizes or _SIZES)
+    return _draw_panels(panels, title, sizes)
 
 
 @house_style()

@@ -53,7 +53,6 @@ class RunData:
 
     @property
     def model(self) -> AttentionSettings:
-        """Settings of the run's attention model."""
         assert isinstance(self.settings.model, AttentionSettings)
         return self.settings.model
 
@@ -110,9 +109,6 @@ class RunData:
         """Load the model after the last complete epoch; not cached, to save memory."""
         return load_model(self.folder.last_weights)
 
-    def initial(self) -> nn.Module:
-        return starting_model(self.folder)
-
     def data(self) -> Splits:
         return _loaded(replace(self.settings.data, download=False))
 
@@ -139,7 +135,7 @@ class RunData:
     @cached_property
     def start(self) -> list[LayerStatistics]:
         """Statistics of each layer at initialisation."""
-        return _layer_statistics(self.initial(), self.images)
+        return _layer_statistics(starting_model(self.folder), self.images)
 
     @cached_property
     def turned(self) -> list[TurnedHeads]:

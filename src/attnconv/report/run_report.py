@@ -93,12 +93,8 @@ def _facts(run: RunData) -> list[tuple[str, str, str]]:
             if chosen["epoch"] != final["epoch"]:
                 aside += f", chosen on validation images. Last epoch: {final[split]['accuracy']:.2%}"
             facts.append((f"{split.capitalize()} accuracy", f"{chosen[split]['accuracy']:.2%}", aside))
-    time = str(timedelta(seconds=round(result["seconds"])))
-    return [
-        *facts,
-        ("Parameters", f"{result['parameters']:,}", ""),
-        ("Training time (h:min:s)", time, f"{run.settings.train.epochs} epochs"),
-    ]
+    time, epochs = str(timedelta(seconds=round(result["seconds"]))), f"{run.settings.train.epochs} epochs"
+    return [*facts, ("Parameters", f"{result['parameters']:,}", ""), ("Training time (h:min:s)", time, epochs)]
 
 
 def _rows(values: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -130,7 +126,7 @@ def _heads(run: RunData, history: History, label: str, figures: FigureFolder) ->
     """Draw Figures 4, 12 and 14, and Figure 3 for every layer, the paper's layer first."""
     epoch, layers = history[0][-1][0], [epochs[-1][1] for epochs in history]
     words = " ".join(f"Layer {number}: {_words(heads)}." for number, heads in enumerate(layers))
-    picture = figures.add(
+    centres = figures.add(
         draw_centres(layers, title=f"{label}: heads after epoch {epoch}", sizes=run.positions),
         "figure-04-centres",
         alt=f"Head centres per layer. {words}",
@@ -138,7 +134,6 @@ def _heads(run: RunData, history: History, label: str, figures: FigureFolder) ->
         "90% contours. Heads at single positions around the query act like the taps of a convolution's kernel. See "
         f"Figures 4, 12 and 14 of the paper.{run.unit}",
     )
-    sections = [Section("Where the heads attend", pictures=[picture])]
     pictures = []
     for number, epochs in enumerate(history):
         (first, start), (last, end) = epochs[0], epochs[-1]
@@ -148,12 +143,12 @@ def _heads(run: RunData, history: History, label: str, figures: FigureFolder) ->
             f"figure-03-centres-over-training-layer-{number}",
             alt=f"{title.capitalize()}. After epoch {first}: {_words(start)}. After epoch {last}: {_words(end)}.",
             caption=f"The heads of layer {number} from their random initialisation (epoch 0) to the last epoch, at one "
-            "scale. In Figure 3 of the paper, nine heads settle on a grid of positions around the query."
-            f"{run.unit}",
+            f"scale. In Figure 3 of the paper, nine heads settle on a grid of positions around the query.{run.unit}",
         )
         pictures.append(picture)
     shown = pictures.pop(min(PAPER_LAYER, len(pictures) - 1))
-    return [*sections, Section("How the heads moved", pictures=[shown], folded=pictures, fold="The other layers")]
+    moved = Section("How the heads moved", pictures=[shown], folded=pictures, fold="The other layers")
+    return [Section("Where the heads attend", pictures=[centres]), moved]
 
 
 def _words(heads: HeadGaussians) -> str:

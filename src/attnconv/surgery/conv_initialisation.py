@@ -242,10 +242,11 @@ class _Start:
         held = self._set_scores(attention, x, shifts)
         out = first_tensor(block.attention(x))
         assert out is not None
-        error = given_error = self._error(out, self._exact(attention, x, shifts))
+        out, targets = out[:, self.parts.prefix :], [self._exact(attention, x, shifts)]
         if isinstance(self.filters, Tensor):
-            given_error = self._error(out, self._convolved(attention, x, self.filters.to(x)))
-        return LayerStart(shifts, held, error=error, filter_error=lost, given_error=given_error)
+            targets.append(self._convolved(attention, x, self.filters.to(x)))
+        errors = [float(relative_size((out - target).norm(), target.norm())) for target in targets]
+        return LayerStart(shifts, held, error=errors[0], filter_error=lost, given_error=errors[-1])
 
     def _set_values(self, attention: AttentionParts, shifts: Tensor) -> float:
         """Set the value and output projections; return the relative error of the given filters."""
@@ -322,10 +323,6 @@ class _Start:
             requirement = "must keep the model's activations finite for these images and filters"
             fix = "Use smaller positions, images or filters."
             raise ValueError(bad("position_length", requirement, self.length, fix))
-
-    def _error(self, out: Tensor, expected: Tensor) -> float:
-        """Return `|layer - convolution| / |convolution|` at the image tokens."""
-        return float(relative_size((out[:, self.parts.prefix :] - expected).norm(), expected.norm()))
 
     def _exact(self, attention: AttentionParts, x: Tensor, shifts: Tensor) -> Tensor:
         """Return the output if each head attended only to its shift, or to the nearest edge token outside the image."""

@@ -276,14 +276,10 @@ class ConvolvedAttention(nn.Module):
     def _mixed(self, values: Tensor, terms: ScoreTerms) -> Tensor:
         """Return the output of the replaced heads at the image tokens, (b, n, h d)."""
         allowed = terms.allowed() if self.masked else None
-        if allowed is None:
-            return self._convolved(values)
-        taps = Taps.of(self.grid, self.kernel.shape[-1], values).masked(allowed)
-        weights = torch.cat((self.kernel.flatten(1), self.rest[:, None], self.prefix), 1)
-        return taps.mixed(self._by_head(values), self.profile, weights).transpose(1, 2).flatten(2)
-
-    def _convolved(self, values: Tensor) -> Tensor:
-        """Compute `_mixed` without masks, as a convolution."""
+        if allowed is not None:
+            taps = Taps.of(self.grid, self.kernel.shape[-1], values).masked(allowed)
+            weights = torch.cat((self.kernel.flatten(1), self.rest[:, None], self.prefix), 1)
+            return taps.mixed(self._by_head(values), self.profile, weights).transpose(1, 2).flatten(2)
         before, image = values.split((self.prefix.shape[1], values.shape[1] - self.prefix.shape[1]), 1)
         # Tokens x channels is an image in channels-last memory format, so the convolution needs no copy.
         plane = image.unflatten(1, self.grid).permute(0, 3, 1, 2)

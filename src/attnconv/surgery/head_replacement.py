@@ -11,6 +11,7 @@ import copy
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Generic, TypeVar, final
 
 import torch
@@ -173,17 +174,14 @@ def _costs(
     """Return cost_h for each layer, (h,)."""
     zeros: dict[str, Tensor] = {}  # added to the output of each layer, to get gradients with respect to it
 
-    def tap(name: str) -> Any:
-        def hook(_module: nn.Module, _args: tuple[Any, ...], output: Any) -> Any:
-            first, *rest = output if isinstance(output, tuple) else (output,)
-            zeros[name] = torch.zeros_like(first, requires_grad=True)
-            return (first + zeros[name], *rest) if isinstance(output, tuple) else first + zeros[name]
-
-        return hook
+    def tap(name: str, _module: nn.Module, _args: tuple[Any, ...], output: Any) -> Any:
+        first, *rest = output if isinstance(output, tuple) else (output,)
+        zeros[name] = torch.zeros_like(first, requires_grad=True)
+        return (first + zeros[name], *rest) if isinstance(output, tuple) else first + zeros[name]
 
     with torch.enable_grad(), ExitStack() as hooks:
         for name, part in tokens.items():
-            hooks.enter_context(part.attention.register_forward_hook(tap(name)))
+            hooks.enter_context(part.attention.register_forward_hook(partial(tap, name)))
         output = _output(model, images, options)
     if not output.requires_grad:
         raise ValueError(bad("model", "must have an output with gradients to its attention layers", "none"))
