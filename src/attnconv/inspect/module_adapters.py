@@ -157,7 +157,7 @@ def _misfits(parts: AttentionParts) -> list[str]:
     return found
 
 
-def projections(source: Any) -> tuple[Projection, ...] | None:
+def projections(source: Any) -> tuple[Projection, Projection, Projection] | None:
     """Return the query, key and value projections of a module; None if it has none under known names."""
     matrix: Tensor | None = None
     vector: Tensor | None = None
@@ -167,11 +167,13 @@ def projections(source: Any) -> tuple[Projection, ...] | None:
         matrix, vector = fused.weight, fused.bias
     if matrix is not None:
         apart = (getattr(source, "q_bias", None), None, getattr(source, "v_bias", None))
-        return tuple(map(Projection, matrix.tensor_split(3), apart if vector is None else vector.tensor_split(3)))
+        query, key, value = map(Projection, matrix.tensor_split(3), apart if vector is None else vector.tensor_split(3))
+        return query, key, value
     for paths in PROJECTIONS:
         linears = [part for path in paths if isinstance(part := _first(source, (path,)), nn.Linear)]
         if len(linears) == 3:
-            return tuple(Projection(part.weight, part.bias) for part in linears)
+            query, key, value = (Projection(part.weight, part.bias) for part in linears)
+            return query, key, value
     return None
 
 

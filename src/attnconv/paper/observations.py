@@ -71,10 +71,8 @@ def fixed_shifts(run: RunData, *, layers: tuple[int, ...]) -> Found:
     now, before = ([at_fixed_shift(layer).double() for layer in found] for found in (run.end, run.start))
     value, start = (float(torch.cat(heads).mean()) for heads in (now, before))
     by_layer = tuple(float(heads.mean()) for heads in now)
-    meets = None
-    if len(by_layer) > max(layers):
-        meets = all(by_layer[layer] > 0 for layer in layers) and value > start
-    return Found(value, {"at the start": start}, meets, by_layer)
+    meets = value > start and all(share > 0 for layer, share in enumerate(by_layer) if layer in layers)
+    return Found(value, {"at the start": start}, meets if len(by_layer) > max(layers) else None, by_layer)
 
 
 def trend(run: RunData, *, of: Callable[[LayerStatistics], Tensor]) -> Found:
