@@ -176,7 +176,6 @@ def _contract_short(x: Images, weight: Weights, *factors: Factor) -> Outputs:
 
 
 def _pull_short(inputs: Sequence[Tensor], gradient: Outputs, wanted: Sequence[bool]) -> Gradients:
-    """Compute the gradients of x, the weights and the factors, where wanted."""
     x, weight, first, *inner = inputs
     exact = score_dtype(x.dtype)  # accumulate parts in at least float32
     to_x, totals = torch.empty_like(x), [torch.zeros_like(tensor, dtype=exact) for tensor in inputs[1:]]
