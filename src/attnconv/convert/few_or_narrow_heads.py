@@ -194,7 +194,6 @@ class _Problem:
         return 1 - torch.einsum("hj,jk,hk->", reached, self.gram, reached) / self.gram.trace().clamp_min(1e-300)
 
     def weights(self, centres: Tensor, alpha: Tensor) -> Float[Tensor, "h i d"]:
-        """Return the best weights."""
         inverse = torch.linalg.pinv(self.attention(centres, alpha), rtol=1e-8)  # (h, s)
         return torch.einsum("hj,jid->hid", inverse[:, self.places], self.kernel)
 

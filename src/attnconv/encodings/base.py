@@ -86,8 +86,6 @@ class Encoding(nn.Module, abc.ABC):
     reads_content: bool = True
     undecayed: ClassVar[tuple[str, ...]] = ()
     by_head: ClassVar[tuple[str, ...] | None] = None
-    heads: int
-    dims: int
 
     def __init__(self, heads: int, dims: int) -> None:
         super().__init__()

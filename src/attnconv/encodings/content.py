@@ -116,16 +116,11 @@ class Absolute(Encoding):
 
     def terms(self, grid: Grid, x: Float[Tensor, "b *sizes c"]) -> dict[str, Float[Tensor, "#b h n lattice"]]:
         at_queries, at_lattice = self._positions(grid, x)
-        queries = {"content": grid.at_queries(x), "position": at_queries[None]}
-        keys = {"content": grid.extend(x), "position": at_lattice[None]}
-        return {
-            f"{left}-{right}": products(
-                split_heads(self.query(query), self.heads) * self.scale,
-                split_heads(self.key(key), self.heads),
-            )
-            for left, query in queries.items()
-            for right, key in keys.items()
-        }
+        left = {"content": grid.at_queries(x), "position": at_queries[None]}
+        right = {"content": grid.extend(x), "position": at_lattice[None]}
+        queries = {name: split_heads(self.query(part), self.heads) * self.scale for name, part in left.items()}
+        keys = {name: split_heads(self.key(part), self.heads) for name, part in right.items()}
+        return {f"{a}-{b}": products(query, key) for a, query in queries.items() for b, key in keys.items()}
 
     def _positions(self, grid: Grid, x: Tensor) -> tuple[Tensor, Tensor]:
         dtype = score_dtype(x.dtype)

@@ -17,7 +17,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from attnconv._util.value_checks import whole
 from attnconv.encodings.base import Encoding, Gaussians, JointEncoding, SeparableEncoding, gaussians_of
 from attnconv.operators.base import score_dtype
 
@@ -102,14 +101,11 @@ class GeneralizedQuadratic(JointEncoding):
         return Gaussians(self.centres, self.root_precision, self.root_precision)
 
     def scores(self, shifts: Float[Tensor, "*shifts dims"]) -> Float[Tensor, "h *shifts"]:
-        lead = (1,) * (shifts.dim() - 1)
-        root = self.root_precision.to(shifts.dtype)
-        centres = self.centres.to(shifts.dtype)
-        flat = shifts.flatten(0, -2)
-        near = centres.detach().round().clamp(flat.amin(0), flat.amax(0)).reshape(-1, *lead, self.dims)
-        centre = centres.reshape(-1, *lead, self.dims)
-        left = (shifts - near).flatten(1, -2) @ root  # (h, points, dims): S^T (delta - d0)
-        right = (shifts + near - 2 * centre).flatten(1, -2) @ root
+        flat, root = shifts.flatten(0, -2), self.root_precision.to(shifts.dtype)
+        centres = self.centres.to(shifts.dtype)[:, None]
+        near = centres.detach().round().clamp(flat.amin(0), flat.amax(0))  # (h, 1, dims)
+        left = (flat - near) @ root  # (h, points, dims): S^T (delta - d0)
+        right = (flat + near - 2 * centres) @ root
         return (-0.5 * (left * right).sum(-1)).unflatten(1, shifts.shape[:-1])
 
 
@@ -126,7 +122,6 @@ def start_at_neighbours(encoding: Encoding) -> None:
 
 def nearest_shifts(count: int, dims: int) -> list[tuple[int, ...]]:
     """Return the `count` shifts over `dims` axes that are nearest to 0, shortest first and ties in row-major order."""
-    count, dims = whole("count", count, 1), whole("dims", dims, 1)
     # A ball of this radius contains more than `count` points, and the box contains the ball.
     radius = range(-math.ceil(count ** (1 / dims)), math.ceil(count ** (1 / dims)) + 1)
     box = itertools.product(radius, repeat=dims)

@@ -1,6 +1,5 @@
 """Choice of a layer's operator: that of the encoding, its dense matrix, or the shifts of hard heads."""
 
-import abc
 from collections.abc import Sequence
 from typing import Literal, TypeAlias, final, get_args
 
@@ -22,7 +21,7 @@ Backend: TypeAlias = Literal["auto", "reference", "dense", "structured"]
 Plan: TypeAlias = Literal["dense", "structured", "shift"]
 
 
-class PlannedLayer(GridLayer, abc.ABC):
+class PlannedLayer(GridLayer):
     """Base class of layers that choose their operator at every call, or once in `plan`."""
 
     in_channels: int
@@ -33,10 +32,6 @@ class PlannedLayer(GridLayer, abc.ABC):
     called: str
     _plan: Plan | None = None
     _shifts: tuple[tuple[int, ...], ...] = ()
-
-    @property
-    @abc.abstractmethod
-    def _dtype(self) -> torch.dtype: ...
 
     @final
     def plan(self, sizes: Sequence[int], *, choose: Literal["auto"] | Plan = "auto") -> Plan:
@@ -62,7 +57,7 @@ class PlannedLayer(GridLayer, abc.ABC):
             fix = "Increase alpha and use integer centres, or choose 'structured'."
             raise ValueError(bad("choose", "'shift' requires every head to attend to a single key", "soft heads", fix))
         if choose == "auto":
-            choose = self._form(self.grid(sizes), 1, self._dtype) if shifts is None else "shift"
+            choose = self._form(self.grid(sizes), 1, next(self.parameters()).dtype) if shifts is None else "shift"
         self._plan, self._shifts = choose, shifts or ()
         return choose
 

@@ -145,13 +145,9 @@ class SelfAttention(PlannedLayer):
     def reset_parameters(self) -> None:
         """Initialise weights and bias as nn.Linear(heads * in_channels, out_channels) does; keep the encoding."""
         width = self.in_channels // self.groups if self.output_weight is None else self.output_weight.shape[1]
-        for parameter, fan_in in (
-            (self.weight, self.heads * width),
-            (self.value_weight, self.in_channels),
-            (self.output_weight, self.heads * width),
-            (self.bias, self.heads * width),
-        ):
+        for parameter in (self.weight, self.value_weight, self.output_weight, self.bias):
             if parameter is not None:
+                fan_in = self.in_channels if parameter is self.value_weight else self.heads * width
                 nn.init.uniform_(parameter, -1 / math.sqrt(fan_in), 1 / math.sqrt(fan_in))
 
     def forward(
@@ -176,11 +172,10 @@ class SelfAttention(PlannedLayer):
         operator = self._operator(pixels, output_size)
         if self.attention_dropout > 0 and self.training:
             operator = Dense(operator.grid, F.dropout(operator.to_dense(), self.attention_dropout))
-        if self.weight is not None:
+        if self.value_weight is None or self.output_weight is None:
+            assert self.weight is not None
             out = operator.contract(pixels, self.weight, self.groups)
         else:
-            assert self.value_weight is not None
-            assert self.output_weight is not None
             values = torch.einsum("b...c,hce->bh...e", pixels, self.value_weight)
             out = torch.einsum("bh...e,hed->b...d", operator.apply(values), self.output_weight)
         out = out if self.bias is None else out + self.bias.to(out.dtype)
@@ -227,15 +222,11 @@ class SelfAttention(PlannedLayer):
             raise ValueError(bad("encoding", requirement, got))
         return encoding
 
-    @property
-    def _dtype(self) -> torch.dtype:
-        weight = self.weight if self.weight is not None else self.value_weight
-        assert weight is not None
-        return weight.dtype
-
     def _pixels(self, x: object) -> Float[Tensor, "b *sizes c"]:
         """Validate the input and return it channels last; add a batch dimension to a single image."""
-        kind, dims, dtype = f"SelfAttention{self.dims}d", self.dims, self._dtype
+        weight = self.weight if self.weight is not None else self.value_weight
+        assert weight is not None
+        kind, dims, dtype = f"SelfAttention{self.dims}d", self.dims, weight.dtype
 
         def wrong(requirement: str, got: str, fix: str = "") -> str:
             return bad("input", requirement, got, fix, origin=f"at {self.called}" if self.called else "")

@@ -92,6 +92,23 @@ class WeightsFile:
         requirement = f"must have JSON of type {' or '.join(kind.__name__ for kind in kinds)} under {name!r}"
         raise ValueError(bad("checkpoint", requirement, repr(text), origin=self.source))
 
+    def about(self, settings: ModelSettings | None) -> About:
+        """Read and validate `classes`, `mean` and `std`."""
+        about = About(*(tuple(self.value(name, list)) for name in About._fields))
+        _check_about(settings, about, origin=f"from {self.source}")
+        return About(about.classes, tuple(map(float, about.mean)), tuple(map(float, about.std)))
+
+    def checkpoint(self) -> Checkpoint:
+        if self.metadata.get("format") != CHECKPOINT:
+            fix = "Build the model, load these tensors into it, and save it with attnconv.models.save_weights."
+            got = f"a safetensors file with the metadata {sorted(self.metadata)}"
+            raise ValueError(bad("checkpoint", "must be written by attnconv", got, fix, origin=self.source))
+        origin = f"from {self.source}"
+        settings: ModelSettings = read(ModelSettings, self.value("settings", dict), name="model", origin=origin)
+        about = self.about(settings)
+        check_tensors(self.tensors, settings, argument="checkpoint", origin=self.source)
+        return Checkpoint(self.tensors, settings, *about, self.value("extra", dict), self.source)
+
 
 def save_weights(
     path: str | Path,
@@ -158,20 +175,7 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
         ValueError: The file is a pickle, not a complete safetensors file, or not a checkpoint of this format version;
             or its tensors are not finite; or tensors, class names or normalisation do not match its settings.
     """
-    return checkpoint_of(read_weights(Path(path)))
-
-
-def checkpoint_of(file: WeightsFile) -> Checkpoint:
-    """Validate a weights file as a checkpoint."""
-    if file.metadata.get("format") != CHECKPOINT:
-        fix = "Build the model, load these tensors into it, and save it with attnconv.models.save_weights."
-        got = f"a safetensors file with the metadata {sorted(file.metadata)}"
-        raise ValueError(bad("checkpoint", "must be written by attnconv", got, fix, origin=file.source))
-    origin = f"from {file.source}"
-    settings: ModelSettings = read(ModelSettings, file.value("settings", dict), name="model", origin=origin)
-    about = read_about(file, settings)
-    check_tensors(file.tensors, settings, argument="checkpoint", origin=file.source)
-    return Checkpoint(file.tensors, settings, *about, file.value("extra", dict), file.source)
+    return read_weights(Path(path)).checkpoint()
 
 
 def load_weights(model: nn.Module, checkpoint: Checkpoint) -> None:
@@ -215,13 +219,6 @@ def check_tensors(tensors: Mapping[str, Tensor], settings: ModelSettings, *, arg
     load_tensors(model, tensors, argument=argument, origin=origin, assign=True)
 
 
-def read_about(file: WeightsFile, settings: ModelSettings | None) -> About:
-    """Read and validate `classes`, `mean` and `std` of a weights file."""
-    about = About(*(tuple(file.value(name, list)) for name in About._fields))
-    _check_about(settings, about, origin=f"from {file.source}")
-    return About(about.classes, tuple(map(float, about.mean)), tuple(map(float, about.std)))
-
-
 def _check_about(settings: ModelSettings | None, about: About, *, origin: str = "") -> None:
     """Compare class names and normalisation with the model's settings; None for models of other libraries."""
     classes, mean, std = about
@@ -257,7 +254,6 @@ def read_weights(path: Path) -> WeightsFile:
 
 
 def _refusal(path: Path, error: str) -> str:
-    """Return the error message for a file that is not a weights file."""
     with path.open("rb") as file:
         is_pickle = file.read(4).startswith(_PICKLE_STARTS) or path.suffix.lower() in PICKLE_SUFFIXES
     if not is_pickle:
@@ -286,6 +282,5 @@ def _content(tensors: Mapping[str, Tensor], form: str, description: Mapping[str,
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Write a weights file atomically, creating missing folders."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, content)

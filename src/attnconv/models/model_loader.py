@@ -20,16 +20,7 @@ from attnconv._util.errors import bad, did_you_mean
 from attnconv._util.exports import missing
 from attnconv._util.settings import read
 from attnconv.convert import plan_shifts, recast
-from attnconv.models.checkpoint import (
-    PICKLE_SUFFIXES,
-    RECAST,
-    About,
-    WeightsFile,
-    checkpoint_of,
-    load_tensors,
-    read_about,
-    read_weights,
-)
+from attnconv.models.checkpoint import PICKLE_SUFFIXES, RECAST, About, WeightsFile, load_tensors, read_weights
 from attnconv.models.classifiers import build
 from attnconv.models.presets import PRESETS, preset_settings
 from attnconv.models.settings import ModelSettings
@@ -127,7 +118,7 @@ def _load_path(path: Path) -> LoadedModel:
     file = read_weights(checkpoint_file(path))
     if file.metadata.get("format") == RECAST:
         return _rebuild(file)
-    found = checkpoint_of(file)
+    found = file.checkpoint()
     model = _fresh(lambda: build(found.settings), file)
     load_tensors(model, file.tensors, origin=file.source)
     return LoadedModel(model.eval(), found.settings, found.classes, found.mean, found.std, f"checkpoint {file.source}")
@@ -166,7 +157,7 @@ def _rebuild(file: WeightsFile) -> LoadedModel:
         fix += f"model.load_state_dict(safetensors.torch.load_file({Path(origin).name!r}))."
         requirement = f"must name a model of {', '.join(LIBRARIES)}, since functions are not called"
         raise ValueError(bad("checkpoint", requirement, repr(spec), fix, origin=origin))
-    about = read_about(file, settings)
+    about = file.about(settings)
     base = _fresh(lambda: build(settings) if settings else LIBRARIES[library](name, False, None)[0], file)
     model = recast(base, alpha=alpha, only=only)
     load_tensors(model, file.tensors, origin=origin)

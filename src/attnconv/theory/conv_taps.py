@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from attnconv._util.errors import bad
 from attnconv._util.value_checks import FLOATING
-from attnconv.grid import Border, padding_pairs
+from attnconv.grid import Border, Grid, padding_pairs
 
 Forward: TypeAlias = nn.Conv1d | nn.Conv2d | nn.Conv3d
 Transposed: TypeAlias = nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d
@@ -80,6 +80,14 @@ def extents(conv: Convolution) -> tuple[int, ...]:
     return tuple(step * (size - 1) + 1 for size, step in zip(conv.kernel_size, conv.dilation, strict=True))
 
 
+def convolution_grid(conv: Convolution, sizes: Sequence[int]) -> Grid:
+    """Return the grid of a convolution over an image of `sizes`."""
+    geometry: dict[str, Any] = {"stride": conv.stride, "padding": paddings(conv), "window": extents(conv)}
+    if isinstance(conv, Forward):
+        return Grid.make(sizes, **geometry)
+    return Grid.transposed(sizes, output_padding=conv.output_padding, **geometry)
+
+
 def taps(conv: Convolution) -> tuple[tuple[int, ...], ...]:
     """Return the shift (key minus query) of every kernel position, row-major; these are the centres of the heads."""
     return tap_shifts(conv.kernel_size, conv.dilation, paddings(conv), transposed=not isinstance(conv, Forward))
@@ -97,9 +105,15 @@ def tap_shifts(
     return tuple(product(*along))
 
 
-def head_weights(conv: Convolution) -> Float[Tensor, "h i d"]:
-    """Return one matrix per kernel position, row-major, in the layout (h, c / groups, d) of `SelfAttention.weight`."""
-    return grouped_weights(conv).flatten(2)
+def head_weights(conv: Convolution, groups: int | None = None) -> Float[Tensor, "h i d"]:
+    """Return one matrix per kernel position, row-major, in the layout (h, c / groups, d) of `SelfAttention.weight`.
+
+    The layer has the convolution's groups, or a single one, with zeros between those of the convolution.
+    """
+    grouped = grouped_weights(conv)
+    if groups in (None, conv.groups):
+        return grouped.flatten(2)
+    return torch.stack([torch.block_diag(*parts) for parts in zip(*grouped.unbind(2), strict=True)])
 
 
 def grouped_weights(conv: Convolution) -> Float[Tensor, "h i groups part"]:

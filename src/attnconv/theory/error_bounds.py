@@ -120,8 +120,7 @@ def error_bound(
 
 def merged_weight(layer: SelfAttention) -> Float[Tensor, "h i d"]:
     """Return W_h of a layer: its `weight`, or the product W_val,h W_out,h of factored weights."""
-    if layer.weight is not None:
+    if layer.value_weight is None or layer.output_weight is None:
+        assert layer.weight is not None
         return layer.weight
-    assert layer.value_weight is not None
-    assert layer.output_weight is not None
     return layer.value_weight @ layer.output_weight

@@ -11,7 +11,7 @@ import copy
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, TypeAlias, final
+from typing import Literal, TypeAlias, final
 
 import torch
 from jaxtyping import Float, Int
@@ -21,17 +21,7 @@ from attnconv._util.errors import bad
 from attnconv.grid import Axis, Grid, per_axis
 from attnconv.layers.self_attention import SelfAttention
 from attnconv.operators.base import AttentionOperator, all_queries
-from attnconv.theory.conv_taps import (
-    BORDERS,
-    Convolution,
-    Forward,
-    check_convolution,
-    extents,
-    grouped_weights,
-    head_weights,
-    paddings,
-    taps,
-)
+from attnconv.theory.conv_taps import BORDERS, Convolution, check_convolution, convolution_grid, head_weights, taps
 from attnconv.theory.error_bounds import merged_weight
 
 Shifts: TypeAlias = Sequence[Sequence[int]]
@@ -126,7 +116,7 @@ def imitate(
             got = f"'inside' for an image of {spans.operator.grid.sizes}"
             raise ValueError(bad("where", "must be 'all' if no query has all of its taps in the image", got))
         made = copy.deepcopy(layer)
-        weight = torch.einsum("jh,jid->hid", best.phi, _matrices(conv, layer.groups).to(best.phi))
+        weight = torch.einsum("jh,jid->hid", best.phi, head_weights(conv, layer.groups).to(best.phi))
         made.get_parameter("weight").copy_(weight)
         if made.bias is not None:
             made.bias.copy_(torch.zeros_like(made.bias) if conv.bias is None else conv.bias)
@@ -188,7 +178,7 @@ def compare_outputs(
     """Compute the error for white input, relative to the outputs of the layer and to those of the convolution."""
     with torch.no_grad():
         spans = _beside(layer, conv, x, sizes)
-        weights = (merged_weight(layer), _matrices(conv, layer.groups))
+        weights = (merged_weight(layer), head_weights(conv, layer.groups))
         both = torch.cat([part.to(spans.operator.device, torch.float64).flatten(1) for part in weights])  # (h + j, i d)
         # both = R^T Q^T, so norms are those of R^T, with h + j output channels at most.
         left, right = torch.linalg.qr(both.mT, mode="r").R.mT.split((spans.heads, len(spans.shifts)))
@@ -334,10 +324,9 @@ def layer_operator(
 def _beside(layer: SelfAttention, conv: Convolution, x: Tensor | None, sizes: Sequence[int] | None) -> Spans:
     """Return the layer's rows and the convolution's taps, after checking that the two have matching geometry."""
     check_convolution(conv)
-    kind = type(conv).__name__
-    if isinstance(conv, Forward) == layer.transposed or len(conv.kernel_size) != layer.dims:
+    if conv.transposed != layer.transposed or len(conv.kernel_size) != layer.dims:
         expected = f"{'ConvTranspose' if layer.transposed else 'Conv'}{layer.dims}d"
-        raise ValueError(bad("conv", f"must be an nn.{expected} to match the layer", kind))
+        raise ValueError(bad("conv", f"must be an nn.{expected} to match the layer", type(conv).__name__))
     ours, theirs = ((m.in_channels, m.out_channels) for m in (layer, conv))
     if ours != theirs:
         raise ValueError(bad("conv", f"must have the layer's channels {ours}", theirs))
@@ -347,20 +336,8 @@ def _beside(layer: SelfAttention, conv: Convolution, x: Tensor | None, sizes: Se
         raise ValueError(bad("conv", f"must have the layer's {layer.groups} groups", conv.groups))
     operator = layer_operator(layer, x, sizes)
     grid = operator.grid
-    geometry: dict[str, Any] = {"stride": conv.stride, "padding": paddings(conv), "window": extents(conv)}
-    if isinstance(conv, Forward):
-        made = Grid.make(grid.sizes, **geometry)
-    else:
-        made = Grid.transposed(grid.sizes, output_padding=conv.output_padding, **geometry)
-    if made.query_sizes != grid.query_sizes:
+    outputs = convolution_grid(conv, grid.sizes).query_sizes
+    if outputs != grid.query_sizes:
         requirement = f"must have outputs of the layer's size {grid.query_sizes} for an image of {grid.sizes}"
-        raise ValueError(bad("conv", requirement, made.query_sizes))
+        raise ValueError(bad("conv", requirement, outputs))
     return Spans(operator, taps(conv), conv.padding_mode)
-
-
-def _matrices(conv: Convolution, groups: int) -> Float[Tensor, "j i d"]:
-    """Return one matrix per kernel position for a layer with `groups` groups; with one group, zeros between groups."""
-    if conv.groups == groups:
-        return head_weights(conv)
-    blocks = grouped_weights(conv).unbind(2)  # per group (j, c / groups, d / groups)
-    return torch.stack([torch.block_diag(*parts) for parts in zip(*blocks, strict=True)])
