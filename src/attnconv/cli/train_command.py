@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from attnconv._util.settings import Fine, Problem, SettingsError, plain
-from attnconv.cli.parsing import Defaults, Nested, Positional, flat, merged
+from attnconv._util.settings import Fine, Problem, SettingsError, flat, plain
+from attnconv.cli.parsing import Defaults, Nested, Positional, merged
 from attnconv.models.presets import PRESETS
 from attnconv.training.recipes import RecipeName, recipe
 from attnconv.training.run_folder import RunFolder

@@ -175,9 +175,7 @@ def first_model(folder: RunFolder, settings: RunSettings) -> nn.Module:
     """
     torch.manual_seed(settings.train.seed)
     model = build(settings.model)
-    if (
-        folder.start_weights.is_file()
-    ):  # only the first process needs them: DistributedDataParallel copies its parameters
+    if folder.start_weights.is_file():  # needed only by the first process, whose parameters the others receive
         load_weights(model, read_checkpoint(folder.start_weights))
     return model
 

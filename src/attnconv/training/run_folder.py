@@ -34,11 +34,7 @@ from attnconv.training.settings import RunSettings
 
 FORMAT = 1
 
-_DRAWN = (  # patterns of the files of a report
-    "report/index.html",
-    "report/figures/figure-*.png",
-    "report/figures/figure-*.svg",
-)
+_DRAWN = ("report/index.html", "report/figures/figure-*.png", "report/figures/figure-*.svg")  # files of a report
 
 
 class MetricsLine(TypedDict):
