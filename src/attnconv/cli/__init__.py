@@ -75,7 +75,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _status(words: list[str]) -> int:
-    """Run a command line and return its exit status."""
     if words[:1] == ["help"]:
         words = [*words[1:], "--help"]
     if not words or words[0] in ("-h", "--help"):

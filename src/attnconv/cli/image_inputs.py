@@ -128,7 +128,6 @@ class Subject:
         return found, (mean, std)
 
     def normalised(self, found: "FolderPictures", scale: Scale) -> "Tensor":
-        """Normalise images for the model, in its dtype."""
         from attnconv.data.augmentation import normalise
 
         return self._cast(normalise(found.pixels, *scale))

@@ -58,7 +58,6 @@ class Argument(NamedTuple):
 
     @property
     def default(self) -> Any:
-        """The field's default, or `MISSING`."""
         return getattr(self.group, self.name.rpartition(".")[2], MISSING)
 
     @property

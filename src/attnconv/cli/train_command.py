@@ -63,9 +63,8 @@ class Arguments:
         file = {} if config is None else _read_config(config)
         preset = given.get("preset", file.get("preset"))
         if preset != file.get("preset", preset):
-            raise SettingsError(
-                [Problem("preset", f"must be {file['preset']!r}, the preset of {config}", repr(preset))]
-            )
+            requirement = f"must be {file['preset']!r}, the preset of {config}"
+            raise SettingsError([Problem("preset", requirement, repr(preset))])
         values: Nested = {}
         if "model" not in file or preset in PRESETS:  # otherwise the file has all settings
             name = given.get("recipe")
@@ -91,7 +90,6 @@ class Arguments:
         return {**label, "settings": {**values, **label}}, _origins(file, config)
 
     def conflicts(self, _: Fine) -> Iterator[Problem]:
-        """Require a preset."""
         if self.preset is None:
             yield Problem("preset", "must be given", "no preset", "`attnconv models` lists the presets.")
 

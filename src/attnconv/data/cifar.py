@@ -67,7 +67,6 @@ class Remote:
 
     @property
     def name(self) -> str:
-        """Name of the file."""
         return self.url.rpartition("/")[2]
 
 

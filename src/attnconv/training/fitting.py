@@ -137,7 +137,6 @@ def _train(
 def _measure(
     settings: RunSettings, folder: RunFolder, data: Splits, device: torch.device, recorder: Recorder
 ) -> dict[str, Any]:
-    """Evaluate the checkpoints of the last epoch, of the epoch selected by validation, and of given initial weights."""
     files = {"last": (settings.train.epochs, folder.last_weights)}
     if recorder.best[0]:
         files["best"] = (recorder.best[0], folder.best_weights)

@@ -83,7 +83,20 @@ class Recorder:
         due = epoch % train.checkpoint_every == 0 or epoch == train.epochs
         if not self._writes:
             return
-        self._note(metrics)
+        lines: list[MetricsLine] = [
+            {
+                "step": loop.step,
+                "epoch": epoch,
+                "split": split,
+                "loss": result.loss,
+                "accuracy": result.accuracy,
+                "lr": loop.learning_rate,
+                "seconds": round(self.seconds, 3),
+            }
+            for split, result in metrics.items()
+        ]
+        self._waiting.append((lines, head_record(loop.model, epoch)))
+        self._progress.epoch(lines)
         if improved or due:
             accuracy = {split: result.accuracy for split, result in metrics.items()}
             extra = {"preset": loop.settings.preset, "epoch": epoch, "accuracy": accuracy}
@@ -92,25 +105,7 @@ class Recorder:
             if due:
                 self._write(weights)
 
-    def _note(self, metrics: Mapping[str, Metrics]) -> None:
-        """Show the lines of an epoch, and store them until the next checkpoint."""
-        lines: list[MetricsLine] = [
-            {
-                "step": self._loop.step,
-                "epoch": self._loop.epoch,
-                "split": split,
-                "loss": result.loss,
-                "accuracy": result.accuracy,
-                "lr": self._loop.learning_rate,
-                "seconds": round(self.seconds, 3),
-            }
-            for split, result in metrics.items()
-        ]
-        self._waiting.append((lines, head_record(self._loop.model, self._loop.epoch)))
-        self._progress.epoch(lines)
-
     def _write(self, weights: bytes) -> None:
-        """Write the stored lines, the last weights, the best weights if they have changed, and the state."""
         for lines, heads in self._waiting:
             for line in lines:
                 append_line(self._folder.metrics_file, line)
