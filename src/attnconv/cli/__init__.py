@@ -102,7 +102,6 @@ def _terminate(*_: object) -> None:
 
 
 def _run(name: str, words: list[str]) -> int:
-    """Run a command, print its errors without a traceback, and return the exit status."""
     in_main = threading.current_thread() is threading.main_thread()  # signal handlers can be set only there
     before = signal.signal(signal.SIGTERM, _terminate) if in_main else None
     try:

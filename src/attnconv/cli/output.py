@@ -1,7 +1,6 @@
 """Print tables and text, and check the paths that commands write to.
 
-An output folder must be new, empty or from an earlier call, which has marked it with the file `.attnconv`. An output
-file must be new.
+An output folder must be new, empty or from an earlier call, which has marked it with the file `.attnconv`.
 """
 
 from collections.abc import Iterable, Sequence
@@ -69,9 +68,3 @@ def mark(folder: Path) -> None:
     """Create and mark an output folder, before the first file is written."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / _MARK).touch()
-
-
-def require_new(flag: str, file: Path | None) -> None:
-    """Raise `ValueError` if an output file exists."""
-    if file is not None and (file.exists() or file.is_symlink()):
-        raise ValueError(bad(flag, "must be a new file", f"{file}, which exists", "Remove it, or pass another file."))

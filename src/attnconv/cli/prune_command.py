@@ -83,7 +83,6 @@ def _prune(arguments: Arguments) -> None:
 def _print_layers(
     model: "nn.Module", pruned: "nn.Module", removed: Mapping[str, tuple[int, ...]], *, side: int
 ) -> None:
-    """Print the heads of each layer, and how well it can express 3 x 3 kernels before and after."""
     from attnconv.inspect.auditing import KERNEL, kernel_span
     from attnconv.surgery.head_pruning import attention_layers
 

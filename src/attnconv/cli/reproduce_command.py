@@ -128,7 +128,6 @@ def _print_plan(runs: Sequence[PlannedRun]) -> None:
 
 
 def _train(planned: PlannedRun, out: Path, notes: list[str]) -> None:
-    """Train one run unless it is complete, and append to the notes."""
     from attnconv.training.fitting import fit
     from attnconv.training.run_checks import check_folder
 

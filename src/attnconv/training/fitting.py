@@ -1,8 +1,7 @@
 """Train a model from its settings and write a run folder.
 
-`loop` contains the training loop, and `run_recorder` writes its results. A run that was interrupted at any time can be
-resumed with `resume=True`. On a CPU with the same number of threads, its final weights are then bit for bit those of an
-uninterrupted run.
+A run that was interrupted at any time can be resumed with `resume=True`. On a CPU with the same number of threads, its
+final weights are then bit for bit those of an uninterrupted run.
 """
 
 import atexit
@@ -158,11 +157,8 @@ def _summary(result: Mapping[str, Any]) -> str:
     """Summarise the result in one line, for the test set or, if it is empty, for the validation set."""
     split = "test" if "test" in result["last"] else "validation"
     words = {"last": "after the last epoch", "best": "after the epoch selected by validation"}
-    parts = [
-        f"{result[name][split]['accuracy']:.2%} {text} ({result[name]['epoch']})"
-        for name, text in words.items()
-        if split in result.get(name, {})
-    ]
+    found = [(result[name], text) for name, text in words.items() if split in result.get(name, {})]
+    parts = [f"{weights[split]['accuracy']:.2%} {text} ({weights['epoch']})" for weights, text in found]
     return f"{split} accuracy: " + (", ".join(parts) or "no images to evaluate")
 
 

@@ -65,7 +65,6 @@ class Recorder:
             append_line(folder.heads_file, head_record(loop.model, 0))
 
     def after_step(self) -> None:
-        """Show the progress, and check the loss of the epoch every `train.log_every` steps."""
         loop = self._loop
         self._progress.step(loop.step, loop.epoch + 1)
         if loop.step % loop.settings.train.log_every == 0:
