@@ -57,7 +57,6 @@ examples:
   attnconv report runs/first
   attnconv explore runs/first
   attnconv reproduce --scale tiny
-  attnconv prove
   attnconv recast torchvision:resnet18 --pretrained --out resnet18.safetensors
   attnconv audit timm:vit_tiny_patch16_224 --pretrained --data pictures
 """

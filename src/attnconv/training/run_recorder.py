@@ -47,8 +47,7 @@ class Recorder:
     """Recorder of metrics, heads, weights and the training state, which stops diverging runs.
 
     `state` is the training state to resume from, or empty for a new run. `best` is the epoch with the highest
-    validation accuracy so far and this accuracy. In case of a tie it is the latest epoch, which has the lowest learning
-    rate. It is epoch 0 before the first validation.
+    validation accuracy so far (in case of a tie the latest, before the first validation 0) and this accuracy.
     """
 
     def __init__(
