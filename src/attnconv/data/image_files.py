@@ -120,9 +120,6 @@ def read_image(
         size: Height and width of the result in pixels, or one number for both, at least 1.
         channels: 3 for RGB, 1 for grey.
 
-    Returns:
-        The image as uint8.
-
     Raises:
         ValueError: The file is missing, broken, too large or does not have 8 bits per channel, or an argument is
             invalid.

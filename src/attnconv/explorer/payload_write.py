@@ -85,9 +85,6 @@ def payload(
         prefix: Number of class tokens and registers before the image's tokens, if the model has no attribute for it.
         budget: Bytes per image, split equally between layers, for everything but pictures and position tables.
 
-    Returns:
-        The file's content.
-
     Raises:
         ValueError: Attention cannot be read or shown; images are missing, constant or rejected; or pictures mismatch.
         TypeError: `images` is not a floating point tensor, or `budget` is not an integer.

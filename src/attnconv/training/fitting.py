@@ -41,7 +41,7 @@ def fit(
     progress: bool = True,
     command: Sequence[str] = (),
 ) -> RunFolder:
-    """Train a model and write its settings, metrics, heads and checkpoints to a run folder.
+    """Train a model, write its settings, metrics, heads and checkpoints to a run folder, and return this folder.
 
     With several processes started by torchrun, all processes call `fit`, the first process writes, and all return when
     the folder is complete.
@@ -54,9 +54,6 @@ def fit(
             default is random weights.
         progress: Show progress on standard error, as a bar on a terminal and otherwise as one line per epoch.
         command: Command line that started the run, to be stored in its settings.json.
-
-    Returns:
-        The run folder.
 
     Raises:
         SettingsError: Settings are invalid. The message lists all of them, and nothing has been written.
