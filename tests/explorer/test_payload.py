@@ -27,7 +27,6 @@ from attnconv import (
 )
 from attnconv.encodings import Encoding, SinusoidalPositions
 from attnconv.explorer import (
-    HeadShapes,
     Payload,
     PayloadLayer,
     Pictures,
@@ -152,7 +151,7 @@ class TestPositions:
 
     def test_snapshots_are_stacked_before_the_present(self) -> None:
         model = nn.Sequential(own(Quadratic(4)), SelfAttention2d(6, 6, 2, encoding=LearnedRelative(2, channels=4)))
-        shapes = HeadShapes(torch.zeros(4, 2).double(), torch.eye(2).double().expand(4, 2, 2))
+        shapes = (torch.zeros(4, 2).double(), torch.eye(2).double().expand(4, 2, 2))
         content = payload(model, images(), snapshots=[Snapshot("epoch 0", {"0": shapes})])
         found = read_payload(content)
         assert found.times == ("epoch 0", "now")

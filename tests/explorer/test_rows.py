@@ -98,10 +98,10 @@ class TestRows:
         torch.testing.assert_close(row.float(), rows[1] / rows[1].sum(), rtol=1e-3, atol=1e-7)
 
     def test_one_axis_is_one_row_and_three_are_refused(self) -> None:
-        found = read_payload(payload(SelfAttention1d(8, 4, 2), images(sizes=(6,)), pictures=Pictures.none()))
+        found = read_payload(payload(SelfAttention1d(8, 4, 2), images(sizes=(6,)), pictures=Pictures()))
         assert found.layers[0].sizes == (1, 6)
         with pytest.raises(ValueError, match=r"model: .*got 3"):
-            payload(SelfAttention3d(8, 4, 2), images(sizes=(3, 4, 5)), pictures=Pictures.none())
+            payload(SelfAttention3d(8, 4, 2), images(sizes=(3, 4, 5)), pictures=Pictures())
 
     def test_rows_without_an_image_have_a_grey_one(self) -> None:
         found = read_payload(payload(own(Quadratic(4), border="zero", padding=1)))

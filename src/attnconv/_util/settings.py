@@ -94,6 +94,15 @@ def plain(settings: Any) -> dict[str, Any]:
     return values
 
 
+def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Flatten nested values into a dictionary by dotted name."""
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        nested = isinstance(value, Mapping) and value
+        found |= flat(value, f"{prefix}{name}.") if nested else {prefix + name: value}
+    return found
+
+
 def classes_in(hint: Any) -> dict[str, type]:
     """Return the settings classes of an annotation by kind; empty for a plain value."""
     found = [kind for kind in (hint, *get_args(hint)) if isinstance(kind, type) and is_dataclass(kind)]

@@ -57,7 +57,6 @@ examples:
   attnconv report runs/first
   attnconv explore runs/first
   attnconv reproduce --scale tiny
-  attnconv prove
   attnconv recast torchvision:resnet18 --pretrained --out resnet18.safetensors
   attnconv audit timm:vit_tiny_patch16_224 --pretrained --data pictures
 """
@@ -75,7 +74,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _status(words: list[str]) -> int:
-    """Run a command line and return its exit status."""
     if words[:1] == ["help"]:
         words = [*words[1:], "--help"]
     if not words or words[0] in ("-h", "--help"):
@@ -103,7 +101,6 @@ def _terminate(*_: object) -> None:
 
 
 def _run(name: str, words: list[str]) -> int:
-    """Run a command, print its errors without a traceback, and return the exit status."""
     in_main = threading.current_thread() is threading.main_thread()  # signal handlers can be set only there
     before = signal.signal(signal.SIGTERM, _terminate) if in_main else None
     try:

@@ -43,10 +43,8 @@ def run(arguments: Arguments) -> None:
     from attnconv.report import write_report
     from attnconv.training.fitting import fit
 
-    print(
-        f"\n2. Training an attention-only model ({PRESET} on scikit-learn's digits, {settings.train.epochs} epochs)",
-        flush=True,
-    )
+    about = f"{PRESET} on scikit-learn's digits, {settings.train.epochs} epochs"
+    print(f"\n2. Training an attention-only model ({about})", flush=True)
     result = fit(settings, arguments.out, command=["attnconv", "demo"]).result()
     assert result is not None  # because the training is complete
     print(f"   test accuracy {result['last']['test']['accuracy']:.2%} after the last epoch")
@@ -55,7 +53,6 @@ def run(arguments: Arguments) -> None:
 
 
 def _perform() -> None:
-    """Compare random convolutions with the attention layers that equal them."""
     import torch
 
     from attnconv.convert import from_conv

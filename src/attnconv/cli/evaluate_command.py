@@ -52,7 +52,6 @@ class Arguments:
         return {"data": plain(settings.data), "precision": settings.train.precision}, {}
 
     def conflicts(self, _: Fine) -> Iterator[Problem]:
-        """Reject an image size for data sets that have their own."""
         if self.image_size is not None and self.data.name != "folder":
             yield Problem("image_size", "must be omitted unless --data-name is folder")
 

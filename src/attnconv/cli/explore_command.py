@@ -91,7 +91,7 @@ def _inspect(arguments: Arguments) -> tuple[bytes, Any]:
     if found is None:
         noise = subject.noise(2)
         require_positions_only(audit(model, noise, queries=1, **reading))
-        return payload(model, noise, pictures=Pictures.none(), **options), session.answer
+        return payload(model, noise, pictures=Pictures(), **options), session.answer
     return session.payload(found.pixels, found.names), session.answer
 
 
@@ -105,7 +105,6 @@ def title_of(name: str) -> str:
 
 
 def _serve(arguments: Arguments, content: bytes, answer: Any, page: str) -> None:
-    """Serve until interrupted."""
     import threading
     import webbrowser
 
@@ -113,10 +112,9 @@ def _serve(arguments: Arguments, content: bytes, answer: Any, page: str) -> None
 
     at_work = threading.Lock()
 
-    def answered(content: bytes, kind: str) -> bytes:
+    def answered(content: bytes, kind: str) -> Any:
         with at_work:
-            found: bytes = answer(content, kind)
-            return found
+            return answer(content, kind)
 
     place = listen(arguments.port)
     port = place.getsockname()[1]

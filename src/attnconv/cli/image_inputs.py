@@ -96,8 +96,7 @@ class Subject:
         import torch
 
         sizes = self.sizes if self.dims == 2 else self.sizes[:1] * self.dims
-        drawn = torch.randn(count, self.channels, *sizes, generator=torch.Generator().manual_seed(0))
-        return self._cast(drawn)
+        return self._cast(torch.randn(count, self.channels, *sizes, generator=torch.Generator().manual_seed(0)))
 
     def images(self, data: str, options: ImageOptions) -> "tuple[FolderPictures, Scale]":
         """Read images from a folder or one of `DATA_SETS`, and print notes about skipped and enlarged files."""
@@ -128,7 +127,6 @@ class Subject:
         return found, (mean, std)
 
     def normalised(self, found: "FolderPictures", scale: Scale) -> "Tensor":
-        """Normalise images for the model, in its dtype."""
         from attnconv.data.augmentation import normalise
 
         return self._cast(normalise(found.pixels, *scale))
@@ -176,8 +174,8 @@ def _fitted(pixels: "Tensor", sizes: tuple[int, int], channels: int) -> "Tensor"
     import torch.nn.functional as F
 
     if pixels.shape[1] > channels:
-        got = "colour images"
-        raise ValueError(bad("--data", "must be grey for a model of grey images", got, "Pass --data digits."))
+        fix = "Pass --data digits."
+        raise ValueError(bad("--data", "must be grey for a model of grey images", "colour images", fix))
     pixels = pixels.expand(-1, channels, -1, -1)
     if tuple(pixels.shape[2:]) == sizes:
         return pixels

@@ -1,7 +1,6 @@
 """Print tables and text, and check the paths that commands write to.
 
-An output folder must be new, empty or from an earlier call, which has marked it with the file `.attnconv`. An output
-file must be new.
+An output folder must be new, empty or from an earlier call, which has marked it with the file `.attnconv`.
 """
 
 from collections.abc import Iterable, Sequence
@@ -47,9 +46,7 @@ def print_comparison(found: "Comparison", title: str) -> None:
         name = row.name or "(the model)"
         rows.append((name, str(row.heads), alpha, f"{row.scale:.3g}", f"{row.error:.1e}", bound, *flops))
     print_table(title, columns, rows)
-    print_text(
-        "output, difference: maximum absolute values. MFLOPs, attention: MFLOPs as convolution and as attention."
-    )
+    print_text("output, difference: maximum absolute values. MFLOPs, attention: cost as convolution and as attention.")
     relative = found.error / found.scale if found.scale else 0.0
     outputs = f"for outputs up to {found.scale:.3g} ({relative:.1e} relative)"
     print_text(f"Network: maximum difference {found.error:.1e} {outputs}.")
@@ -69,9 +66,3 @@ def mark(folder: Path) -> None:
     """Create and mark an output folder, before the first file is written."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / _MARK).touch()
-
-
-def require_new(flag: str, file: Path | None) -> None:
-    """Raise `ValueError` if an output file exists."""
-    if file is not None and (file.exists() or file.is_symlink()):
-        raise ValueError(bad(flag, "must be a new file", f"{file}, which exists", "Remove it, or pass another file."))

@@ -21,7 +21,7 @@ import msgspec
 from msgspec import inspect as types
 
 from attnconv._util.errors import did_you_mean
-from attnconv._util.settings import Problem, SettingsError, annotations, classes_in, describe, read
+from attnconv._util.settings import Problem, SettingsError, annotations, classes_in, describe, flat, read
 
 T = TypeVar("T")
 Positional = Annotated[T, "positional"]
@@ -58,7 +58,6 @@ class Argument(NamedTuple):
 
     @property
     def default(self) -> Any:
-        """The field's default, or `MISSING`."""
         return getattr(self.group, self.name.rpartition(".")[2], MISSING)
 
     @property
@@ -137,15 +136,6 @@ def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> Nested:
         else:
             values[name] = value
     return values
-
-
-def flat(values: Mapping[str, Any], prefix: str = "") -> Nested:
-    """Flatten nested values into a dictionary by dotted name."""
-    found: Nested = {}
-    for name, value in values.items():
-        nested = isinstance(value, Mapping) and value
-        found |= flat(value, f"{prefix}{name}.") if nested else {prefix + name: value}
-    return found
 
 
 def in_flags(text: str) -> str:

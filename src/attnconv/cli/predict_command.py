@@ -59,7 +59,6 @@ def run(arguments: Arguments) -> None:
 
 
 def _require_grey(file: Path, size: int) -> None:
-    """Raise `ValueError` if the channels of any pixel differ by more than the tint of a scan."""
     from attnconv.data.image_files import read_image
 
     pixels = read_image(file, size).int()

@@ -45,7 +45,6 @@ class Arguments(ImageOptions):
     alpha: float | None = None
 
     def conflicts(self, _: Fine) -> Iterator[Problem]:
-        """Reject options of networks without a network."""
         for name in ("data", "image_size", "pretrained", "alpha"):
             if self.model is None and getattr(self, name) not in (None, False):
                 yield Problem(name, "must be omitted without MODEL")

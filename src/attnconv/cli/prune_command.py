@@ -15,7 +15,6 @@ from attnconv.training.run_folder import RunFolder, writing
 if TYPE_CHECKING:
     from torch import nn
 
-    from attnconv.inspect.auditing import KernelSpan
     from attnconv.models.model_loader import LoadedModel
 
 
@@ -84,7 +83,6 @@ def _prune(arguments: Arguments) -> None:
 def _print_layers(
     model: "nn.Module", pruned: "nn.Module", removed: Mapping[str, tuple[int, ...]], *, side: int
 ) -> None:
-    """Print the heads of each layer, and how well it can express 3 x 3 kernels before and after."""
     from attnconv.inspect.auditing import KERNEL, kernel_span
     from attnconv.surgery.head_pruning import attention_layers
 
@@ -102,7 +100,8 @@ def _print_layers(
             lost.append(name)
         unknown += [f"{kernel} is unknown for {name}: {span.reason}." for span in (full, left) if span.reason][:1]
         heads = ", ".join(map(str, removed[name])) or "-"
-        rows.append((name, heads, f"{rest[name].heads} of {layer.heads}", _missed(full), _missed(left)))
+        parts = ("unknown" if span.missed is None else f"{span.missed:.1e}" for span in (full, left))
+        rows.append((name, heads, f"{rest[name].heads} of {layer.heads}", *parts))
     print_table("", columns, rows, left=2)
     print_text(
         f"{kernel}: relative part of {kernel} kernels that no weights of the layer can express, away from the border "
@@ -111,10 +110,6 @@ def _print_layers(
     for sentence in unknown:
         print_text(sentence)
     print_text(f"Can no longer express every {kernel} kernel: {', '.join(lost) or 'none of the layers that could'}.")
-
-
-def _missed(span: "KernelSpan") -> str:
-    return "unknown" if span.missed is None else f"{span.missed:.1e}"
 
 
 def _write(arguments: Arguments, pruned: "LoadedModel", removed: Mapping[str, tuple[int, ...]]) -> None:

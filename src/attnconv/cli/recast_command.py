@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 from attnconv._util.errors import bad
 from attnconv.cli.image_inputs import ImageOptions, Subject, example_images
-from attnconv.cli.output import print_comparison, require_new
+from attnconv.cli.output import print_comparison
 from attnconv.cli.parsing import Positional
 
 if TYPE_CHECKING:
@@ -56,7 +56,9 @@ def run(arguments: Arguments) -> None:
     if arguments.out is not None and arguments.out.suffix != ".safetensors":
         raise ValueError(bad("--out", "must end in .safetensors", str(arguments.out)))
     for flag, path in (("--out", arguments.out), ("--export", arguments.export), ("--onnx", arguments.onnx)):
-        require_new(flag, path)
+        if path is not None and (path.exists() or path.is_symlink()):
+            fix = "Remove it, or pass another file."
+            raise ValueError(bad(flag, "must be a new file", f"{path}, which exists", fix))
     subject = Subject.load(arguments.model, arguments, resized=False)  # a weights file does not store another size
     loaded, images = subject.loaded, example_images(subject, arguments)
     only = arguments.only or None
@@ -73,7 +75,6 @@ def run(arguments: Arguments) -> None:
 
 
 def _export(arguments: Arguments, model: "nn.Module", images: "Tensor") -> None:
-    """Export the network with a variable batch size."""
     import torch
 
     from attnconv.layers import SelfAttention

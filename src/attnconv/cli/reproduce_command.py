@@ -52,7 +52,6 @@ class Arguments:
     draw: bool = False
 
     def conflicts(self, _: Fine) -> Iterator[Problem]:
-        """Reject unknown models."""
         if unknown := [name for name in self.only if name not in training_plan.ALL_RUNS]:
             yield Problem("only", f"must be among {', '.join(training_plan.ALL_RUNS)}", ", ".join(unknown))
 
@@ -117,7 +116,6 @@ def _departures(out: Path, scale: ScaleName) -> list[str]:
 
 
 def _print_plan(runs: Sequence[PlannedRun]) -> None:
-    """Print the runs as a table."""
     rows = []
     for run in runs:
         train, rate = run.settings.train, f"{run.settings.optim.learning_rate:g}"
@@ -130,7 +128,6 @@ def _print_plan(runs: Sequence[PlannedRun]) -> None:
 
 
 def _train(planned: PlannedRun, out: Path, notes: list[str]) -> None:
-    """Train one run unless it is complete, and append to the notes."""
     from attnconv.training.fitting import fit
     from attnconv.training.run_checks import check_folder
 

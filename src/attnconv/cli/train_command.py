@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from attnconv._util.settings import Fine, Problem, SettingsError, plain
-from attnconv.cli.parsing import Defaults, Nested, Positional, flat, merged
+from attnconv._util.settings import Fine, Problem, SettingsError, flat, plain
+from attnconv.cli.parsing import Defaults, Nested, Positional, merged
 from attnconv.models.presets import PRESETS
 from attnconv.training.recipes import RecipeName, recipe
 from attnconv.training.run_folder import RunFolder
@@ -63,9 +63,8 @@ class Arguments:
         file = {} if config is None else _read_config(config)
         preset = given.get("preset", file.get("preset"))
         if preset != file.get("preset", preset):
-            raise SettingsError(
-                [Problem("preset", f"must be {file['preset']!r}, the preset of {config}", repr(preset))]
-            )
+            requirement = f"must be {file['preset']!r}, the preset of {config}"
+            raise SettingsError([Problem("preset", requirement, repr(preset))])
         values: Nested = {}
         if "model" not in file or preset in PRESETS:  # otherwise the file has all settings
             name = given.get("recipe")
@@ -91,7 +90,6 @@ class Arguments:
         return {**label, "settings": {**values, **label}}, _origins(file, config)
 
     def conflicts(self, _: Fine) -> Iterator[Problem]:
-        """Require a preset."""
         if self.preset is None:
             yield Problem("preset", "must be given", "no preset", "`attnconv models` lists the presets.")
 

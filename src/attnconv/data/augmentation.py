@@ -14,8 +14,6 @@ from torch import Tensor
 from attnconv._util.errors import bad
 from attnconv.data.settings import Augmentation, AugmentSettings, settle
 
-_LUMA = (0.299, 0.587, 0.114)  # ITU-R BT.601
-
 
 def augment(
     images: UInt8[Tensor, "b c height width"],
@@ -122,11 +120,11 @@ def _jitter(
 
 
 def grey(pixels: Float[Tensor, "b c height width"]) -> Float[Tensor, "b 1 height width"]:
-    """Return the luma of RGB images, or the mean of the channels for any other number of channels."""
+    """Return the luma of RGB images (ITU-R BT.601), or the mean of the channels for any other number of channels."""
     if pixels.shape[1] != 3:
         return pixels.mean(dim=1, keepdim=True)
     red, green, blue = pixels.split(1, dim=1)
-    luma: Tensor = _LUMA[0] * red + _LUMA[1] * green + _LUMA[2] * blue
+    luma: Tensor = 0.299 * red + 0.587 * green + 0.114 * blue
     return luma
 
 

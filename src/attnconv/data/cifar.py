@@ -44,8 +44,6 @@ _ATTEMPTS = 3  # maximum number of consecutive requests without new bytes
 
 Progress = Callable[[int, int], None]  # called with (bytes received, total bytes)
 
-_CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
-
 _CIFAR100 = (
     "apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly camel can "
     "castle caterpillar cattle chair chimpanzee clock cloud cockroach couch crab crocodile cup dinosaur dolphin "
@@ -67,7 +65,6 @@ class Remote:
 
     @property
     def name(self) -> str:
-        """Name of the file."""
         return self.url.rpartition("/")[2]
 
 
@@ -108,7 +105,7 @@ CIFARS = {
         },
         test={"test_batch": "40351d587109b95175f43aff81a1287e"},
         labels="label",
-        classes=_CIFAR10,
+        classes=("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
         mean=(0.4914, 0.4822, 0.4465),
         std=(0.2470, 0.2435, 0.2616),
         paper_std=(0.2023, 0.1994, 0.2010),

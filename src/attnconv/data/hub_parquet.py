@@ -89,7 +89,6 @@ def _read(path: Path, labels: str) -> Iterator[tuple[npt.NDArray[np.uint8], npt.
 
 
 def _decode(content: bytes | None, name: str) -> npt.NDArray[np.uint8]:
-    """Decode a PNG file of 32 x 32 pixels into (32, 32, 3)."""
     with open_picture(content or b"", name, formats=("PNG",)) as image:
         if image.mode != "RGB" or image.size != (32, 32):
             got = f"{image.mode} of {image.width} x {image.height}"

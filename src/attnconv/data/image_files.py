@@ -12,8 +12,6 @@ are decoded one at a time.
 The test images are those of `test`. If there is also a folder `val` (or `valid`, `validation`), it is the validation
 set; without `test`, it is the test set. If there is neither, a fifth of the images, selected by the split seed, is the
 test set.
-
-`read_pictures` reads images from a folder and its subfolders, to inspect a model.
 """
 
 import io
@@ -122,9 +120,6 @@ def read_image(
         size: Height and width of the result in pixels, or one number for both, at least 1.
         channels: 3 for RGB, 1 for grey.
 
-    Returns:
-        The image as uint8.
-
     Raises:
         ValueError: The file is missing, broken, too large or does not have 8 bits per channel, or an argument is
             invalid.
@@ -168,7 +163,6 @@ def _orientation(image: Image.Image) -> int:
 
 
 def _check_header(image: ImageFile.ImageFile, name: str, largest: int) -> None:
-    """Raise `PictureError` for images with too many pixels or more than 8 bits per channel."""
     got = f"{image.width} x {image.height}"
     most = min(largest, LARGEST_WEBP) if image.format == "WEBP" else largest
     if image.width * image.height > most:

@@ -5,8 +5,7 @@ processes. The order of the images depends only on the seed and the epoch. *Glob
 divided among the processes, which therefore train on the same batches as a single process.
 
 Random numbers are a function of (seed, epoch, sample), computed by NumPy's Philox generator for the whole set at once.
-They do not depend on the batch size, the number of processes or the epoch at which a run was resumed. They are raw
-output of the bit generator, which is the same in all releases of NumPy, unlike the methods of `np.random.Generator`.
+They are its raw output, which is the same in all releases of NumPy, unlike the methods of `np.random.Generator`.
 """
 
 from collections.abc import Iterator

@@ -8,7 +8,6 @@ from .payload_format import (
     read_payload as read_payload,
 )
 from .payload_write import (
-    HeadShapes as HeadShapes,
     Pictures as Pictures,
     Snapshot as Snapshot,
     payload as payload,

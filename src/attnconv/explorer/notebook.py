@@ -149,7 +149,6 @@ class Explorer:
             self._pending = {}
 
     def _repr_html_(self) -> str:
-        """Return an iframe that contains the whole page."""
         source, title = html.escape(self._page), html.escape(self._frame["title"])
         style = f"width: 100%; height: {self._frame['height']}px; border: 0"
         known = f'data-attnconv="{self._frame["mark"]}" title="{title}" style="{style}"'

@@ -250,7 +250,6 @@ def attention_row(
 
 
 def _check_layer(index: int, layer: PayloadLayer, *, times: int, images: int) -> None:
-    """Raise an error unless all statistics and tensors of a layer match its numbers of heads, tokens and images."""
     for name, values in layer.statistics["heads"].items():
         _require(len(values) == layer.heads, f"layers[{index}].statistics.heads.{name[:40]}", values)
     shown = images > 0 or layer.kind == "positions"

@@ -92,7 +92,7 @@ def position_tensors(encoding: Encoding, sizes: tuple[int, int]) -> dict[str, Te
 
 
 def gaussian_tensors(
-    centres: Float64[Tensor, "h 2"], precision: Float64[Tensor, "h 2 2"], sizes: tuple[int, int]
+    centres: Float64[Tensor, "h 2"], precision: Float64[Tensor, "h 2 2"], *, sizes: tuple[int, int]
 ) -> dict[str, Tensor]:
     """Compute `position_tensors` for Gaussian heads without their encoding, as recorded in a snapshot."""
     rows, columns = (torch.arange(1 - size, size, dtype=torch.float64) for size in sizes)

@@ -23,6 +23,7 @@ from attnconv.training.run_folder import RunFolder, choose_epochs
 
 BUDGET = 3_500_000  # bytes per image: below 5 MB in base64, including the picture
 GREY = 128  # value of the placeholder pictures
+_NO_PIXELS = torch.zeros(0, 1, 1, 3, dtype=torch.uint8)
 _SIDE = 32  # side in pixels of the noise images for models whose attention depends on positions only
 
 
@@ -32,31 +33,12 @@ class Pictures:
     """Images as shown on the page.
 
     Attributes:
-        pixels: uint8, channels last.
+        pixels: uint8, channels last. The default is no images, for models whose attention depends on positions only.
         names: One name per image, or empty.
     """
 
-    pixels: UInt8[Tensor, "n height width 3"]
+    pixels: UInt8[Tensor, "n height width 3"] = _NO_PIXELS
     names: tuple[str, ...] = ()
-
-    @staticmethod
-    def none() -> "Pictures":
-        """Return no pictures, for models whose attention depends on positions only."""
-        return Pictures(torch.zeros(0, 1, 1, 3, dtype=torch.uint8))
-
-
-@final
-@dataclass(frozen=True, eq=False)
-class HeadShapes:
-    """Gaussian heads of one layer: score = -1/2 (d - centre)^T precision (d - centre) for the shift d.
-
-    Attributes:
-        centres: (row, column) in tokens.
-        precision: Inverse covariance, in 1 / token^2.
-    """
-
-    centres: Float64[Tensor, "h 2"]
-    precision: Float64[Tensor, "h 2 2"]
 
 
 @final
@@ -66,11 +48,12 @@ class Snapshot:
 
     Attributes:
         name: Name on the page, such as `epoch 3`.
-        layers: The heads of each layer with Gaussian heads, by layer name.
+        layers: Centres (row, column) of the heads of each layer with Gaussian heads, in tokens, and the inverse of
+            their covariances, by layer name.
     """
 
     name: str
-    layers: Mapping[str, HeadShapes]
+    layers: Mapping[str, tuple[Float64[Tensor, "h 2"], Float64[Tensor, "h 2 2"]]]
 
 
 def payload(
@@ -102,9 +85,6 @@ def payload(
         prefix: Number of class tokens and registers before the image's tokens, if the model has no attribute for it.
         budget: Bytes per image, split equally between layers, for everything but pictures and position tables.
 
-    Returns:
-        The file's content.
-
     Raises:
         ValueError: Attention cannot be read or shown; images are missing, constant or rejected; or pictures mismatch.
         TypeError: `images` is not a floating point tensor, or `budget` is not an integer.
@@ -120,7 +100,7 @@ def payload(
     reading: dict[str, Any] = {"layers": layers, "grid": grid, "prefix": prefix}
     no_images = images is None
     if images is None:
-        images, pictures = _noise(model), Pictures.none()
+        images, pictures = _noise(model), Pictures()
     audited = audit(model, images, **reading).layers
     if no_images and (content := [layer.name for layer in audited if not layer.position_only]):
         requirement = "must be given, since attention depends on the image"
@@ -150,7 +130,7 @@ def snapshots_of(run: RunFolder, count: int = 24) -> tuple[Snapshot, ...]:
     snapshots = []
     for epoch in choose_epochs(sorted(recorded), count) if recorded else ():
         heads = {
-            layer["name"]: HeadShapes(
+            layer["name"]: (
                 torch.tensor(layer["centres"], dtype=torch.float64),
                 torch.linalg.inv(torch.tensor(layer["covariance"], dtype=torch.float64)),
             )
@@ -185,8 +165,8 @@ def _over_time_or_images(layer: PayloadLayer, snapshots: Sequence[Snapshot], ima
         times = []
         for snapshot in snapshots:
             heads, then = snapshot.layers.get(layer.name), tensors  # the current state if there is no record
-            if heads is not None and "centres" in tensors and len(heads.centres) == layer.heads:
-                then = gaussian_tensors(heads.centres, heads.precision, layer.sizes)
+            if heads is not None and "centres" in tensors and len(heads[0]) == layer.heads:
+                then = gaussian_tensors(*heads, sizes=layer.sizes)
             times.append(then)
         tensors = {name: torch.stack([then[name] for then in (*times, tensors)]) for name in tensors}
     else:

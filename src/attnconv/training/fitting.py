@@ -1,8 +1,7 @@
 """Train a model from its settings and write a run folder.
 
-`loop` contains the training loop, and `run_recorder` writes its results. A run that was interrupted at any time can be
-resumed with `resume=True`. On a CPU with the same number of threads, its final weights are then bit for bit those of an
-uninterrupted run.
+A run that was interrupted at any time can be resumed with `resume=True`. On a CPU with the same number of threads, its
+final weights are then bit for bit those of an uninterrupted run.
 """
 
 import atexit
@@ -42,7 +41,7 @@ def fit(
     progress: bool = True,
     command: Sequence[str] = (),
 ) -> RunFolder:
-    """Train a model and write its settings, metrics, heads and checkpoints to a run folder.
+    """Train a model, write its settings, metrics, heads and checkpoints to a run folder, and return this folder.
 
     With several processes started by torchrun, all processes call `fit`, the first process writes, and all return when
     the folder is complete.
@@ -55,9 +54,6 @@ def fit(
             default is random weights.
         progress: Show progress on standard error, as a bar on a terminal and otherwise as one line per epoch.
         command: Command line that started the run, to be stored in its settings.json.
-
-    Returns:
-        The run folder.
 
     Raises:
         SettingsError: Settings are invalid. The message lists all of them, and nothing has been written.
@@ -137,7 +133,6 @@ def _train(
 def _measure(
     settings: RunSettings, folder: RunFolder, data: Splits, device: torch.device, recorder: Recorder
 ) -> dict[str, Any]:
-    """Evaluate the checkpoints of the last epoch, of the epoch selected by validation, and of given initial weights."""
     files = {"last": (settings.train.epochs, folder.last_weights)}
     if recorder.best[0]:
         files["best"] = (recorder.best[0], folder.best_weights)
@@ -159,11 +154,8 @@ def _summary(result: Mapping[str, Any]) -> str:
     """Summarise the result in one line, for the test set or, if it is empty, for the validation set."""
     split = "test" if "test" in result["last"] else "validation"
     words = {"last": "after the last epoch", "best": "after the epoch selected by validation"}
-    parts = [
-        f"{result[name][split]['accuracy']:.2%} {text} ({result[name]['epoch']})"
-        for name, text in words.items()
-        if split in result.get(name, {})
-    ]
+    found = [(result[name], text) for name, text in words.items() if split in result.get(name, {})]
+    parts = [f"{weights[split]['accuracy']:.2%} {text} ({weights['epoch']})" for weights, text in found]
     return f"{split} accuracy: " + (", ".join(parts) or "no images to evaluate")
 
 
@@ -175,9 +167,7 @@ def first_model(folder: RunFolder, settings: RunSettings) -> nn.Module:
     """
     torch.manual_seed(settings.train.seed)
     model = build(settings.model)
-    if (
-        folder.start_weights.is_file()
-    ):  # only the first process needs them: DistributedDataParallel copies its parameters
+    if folder.start_weights.is_file():  # needed only by the first process, whose parameters the others receive
         load_weights(model, read_checkpoint(folder.start_weights))
     return model
 

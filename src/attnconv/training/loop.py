@@ -1,8 +1,7 @@
 """Training loop in plain PyTorch. With torchrun, each process computes its share of every batch.
 
-All random numbers are functions of the seed and the progress of the run: the order of the images depends on (seed,
-epoch), augmentation on (seed, epoch, sample), and dropout on (seed, epoch, batch, process). A training state therefore
-needs no generator state.
+The order of the images is a function of (seed, epoch), augmentation of (seed, epoch, sample), and dropout of (seed,
+epoch, batch, process), so a training state needs no generator state.
 """
 
 import functools
@@ -134,7 +133,6 @@ class TrainingLoop:
         return {"epoch": self.epoch, "model": self.model.state_dict(), "optimizer": self._optimiser.state_dict()}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Load a training state."""
         self.epoch, self.step = state["epoch"], state["epoch"] * self.steps_per_epoch
         self.model.load_state_dict(state["model"])
         self._optimiser.load_state_dict(state["optimizer"])

@@ -1,8 +1,4 @@
-"""Optimisers, parameter groups for weight decay, and learning rate schedules.
-
-Weight decay would move the centre of a head towards shift 0, and its spread towards uniform attention. Encodings list
-these parameters in `undecayed`, and they are excluded from weight decay.
-"""
+"""Optimisers, parameter groups for weight decay, and learning rate schedules."""
 
 import math
 from typing import Any
@@ -15,7 +11,10 @@ from attnconv.training.settings import OptimSettings, ScheduleSettings
 
 
 def parameter_groups(model: nn.Module, optim: OptimSettings) -> list[dict[str, Any]]:
-    """Return the parameter groups: with weight decay, vectors without weight decay, and centres and spreads."""
+    """Return the parameter groups: with weight decay, vectors without it, and the encodings' `undecayed` parameters.
+
+    Weight decay would move the centre of a head towards shift 0, and its spread towards uniform attention.
+    """
     positions: set[int] = set()
     for module in model.modules():
         if isinstance(module, Encoding):

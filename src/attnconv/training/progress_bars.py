@@ -35,7 +35,6 @@ class TrainingProgress:
         self._bar.update(self._task, completed=step, description=f"epoch {epoch}/{self._epochs}")
 
     def epoch(self, lines: Sequence[MetricsLine]) -> None:
-        """Show the metrics of a completed epoch."""
         news = " · ".join(f"{line['split']} {line['accuracy']:.1%}" for line in lines)
         self._bar.update(self._task, news=news)
         if self._bar.disable:

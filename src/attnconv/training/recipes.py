@@ -1,7 +1,6 @@
 """Training recipes of the presets. This module does not import torch.
 
-`paper`: the paper's hyperparameters, which are the defaults of the settings. Warm-up is updated at every step, instead
-of once per epoch as in the paper's code.
+`paper`: the paper's hyperparameters, which are the defaults of the settings.
 `modern`: for the small presets, which train in an hour or less on two CPU cores.
 """
 
@@ -51,8 +50,6 @@ def recipe(preset: str, name: RecipeName | None = None) -> RunSettings:
         optim = replace(optim, nesterov=True, weight_decay=5e-4)
     else:
         optim = replace(optim, name="adamw", learning_rate=2e-3, weight_decay=0.05, clip=1.0, position_rate=10.0)
-    train = TrainSettings(epochs=30, precision="bf16")
-    if digits:
-        train = TrainSettings(epochs=50, batch_size=50)
+    train = TrainSettings(epochs=50, batch_size=50) if digits else TrainSettings(epochs=30, precision="bf16")
     # The augmentation is the paper's: short runs underfit, and stronger augmentation would reduce accuracy.
     return replace(settings, optim=optim, schedule=ScheduleSettings(warmup=0.1), train=train)

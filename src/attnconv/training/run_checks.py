@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from attnconv._util.errors import bad
-from attnconv._util.settings import Problem, SettingsError, plain, read
+from attnconv._util.settings import Problem, SettingsError, flat, plain, read
 from attnconv.data.image_set import Splits
 from attnconv.data.settings import root_problems, settle
 from attnconv.models.checkpoint import check_tensors, read_checkpoint
@@ -20,8 +20,8 @@ from attnconv.training.run_folder import RunFolder
 from attnconv.training.run_recorder import read_state
 from attnconv.training.settings import AcceleratorName, RunSettings
 
-# Settings that do not affect what a run computes.
-_FREE = ("data.root", "data.download", "train.checkpoint_every")
+# Settings that do not affect what a run computes; the preset is only a label.
+_FREE = ("preset", "data.root", "data.download", "train.checkpoint_every")
 _NEW_RUN = "Restore the value, or start a new run in another folder."
 
 
@@ -100,8 +100,7 @@ def check_folder(folder: RunFolder, settings: RunSettings, *, resume: bool) -> N
 
 
 def _reject_changes(folder: RunFolder, before: RunSettings, now: RunSettings, *, origin: str) -> None:
-    further = f"To train the model further, start another run with start_from={str(folder.path)!r}."
-    fixes = {"train.epochs": further}
+    fixes = {"train.epochs": f"To train the model further, start another run with start_from={str(folder.path)!r}."}
     changed = [
         Problem(name, f"must remain {old!r} when a run is resumed", repr(new), fixes.get(name, _NEW_RUN), origin)
         for name, old, new in differences(before, now)
@@ -126,9 +125,6 @@ def _check_state(folder: RunFolder, settings: RunSettings) -> None:
     _reject_changes(folder, before, settings, origin=f"state {file}")
     if run.get("name") != folder.record().get("run"):
         raise ValueError(bad("state", f"must belong to the run in {folder.path}", "another run", fix, origin=str(file)))
-    if "model" not in state:
-        fix = "Resume the run with the version of attnconv that wrote it."
-        raise ValueError(bad("state", "must be of this version", "an earlier version", fix, origin=str(file)))
 
 
 def check_start(folder: RunFolder, settings: RunSettings, start_from: str | Path | None) -> None:
@@ -144,12 +140,6 @@ def check_start(folder: RunFolder, settings: RunSettings, start_from: str | Path
 
 def differences(before: RunSettings, now: RunSettings) -> list[tuple[str, Any, Any]]:
     """List the differences between settings as (name, before, now), except settings that do not affect a run."""
-    old, new = _flat(before), _flat(now)
+    old, new = flat(plain(before)), flat(plain(now))
     names = [name for name in {**old, **new} if name not in _FREE]
     return [(name, old.get(name), new.get(name)) for name in names if old.get(name) != new.get(name)]
-
-
-def _flat(settings: RunSettings) -> dict[str, Any]:
-    """Return all settings by dotted name, except the preset, which is a label."""
-    groups = {name: values for name, values in plain(settings).items() if name != "preset"}
-    return {f"{group}.{name}": value for group, values in groups.items() for name, value in values.items()}

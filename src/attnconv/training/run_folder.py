@@ -34,11 +34,7 @@ from attnconv.training.settings import RunSettings
 
 FORMAT = 1
 
-_DRAWN = (  # patterns of the files of a report
-    "report/index.html",
-    "report/figures/figure-*.png",
-    "report/figures/figure-*.svg",
-)
+_DRAWN = ("report/index.html", "report/figures/figure-*.png", "report/figures/figure-*.svg")  # files of a report
 
 
 class MetricsLine(TypedDict):
@@ -101,8 +97,7 @@ class RunFolder:
         record = _read_map(self.settings_file)
         if record.get("format") != FORMAT:
             fix = "Use the version of attnconv that wrote the file."
-            got = repr(record.get("format"))
-            raise ValueError(bad(f"{self.settings_file}: format", f"must be {FORMAT}", got, fix))
+            raise ValueError(bad(f"{self.settings_file}: format", f"must be {FORMAT}", repr(record.get("format")), fix))
         return record
 
     def settings(self) -> RunSettings:

@@ -47,8 +47,7 @@ class Recorder:
     """Recorder of metrics, heads, weights and the training state, which stops diverging runs.
 
     `state` is the training state to resume from, or empty for a new run. `best` is the epoch with the highest
-    validation accuracy so far and this accuracy. In case of a tie it is the latest epoch, which has the lowest learning
-    rate. It is epoch 0 before the first validation.
+    validation accuracy so far (in case of a tie the latest, before the first validation 0) and this accuracy.
     """
 
     def __init__(
@@ -65,7 +64,6 @@ class Recorder:
             append_line(folder.heads_file, head_record(loop.model, 0))
 
     def after_step(self) -> None:
-        """Show the progress, and check the loss of the epoch every `train.log_every` steps."""
         loop = self._loop
         self._progress.step(loop.step, loop.epoch + 1)
         if loop.step % loop.settings.train.log_every == 0:
@@ -83,7 +81,20 @@ class Recorder:
         due = epoch % train.checkpoint_every == 0 or epoch == train.epochs
         if not self._writes:
             return
-        self._note(metrics)
+        lines: list[MetricsLine] = [
+            {
+                "step": loop.step,
+                "epoch": epoch,
+                "split": split,
+                "loss": result.loss,
+                "accuracy": result.accuracy,
+                "lr": loop.learning_rate,
+                "seconds": round(self.seconds, 3),
+            }
+            for split, result in metrics.items()
+        ]
+        self._waiting.append((lines, head_record(loop.model, epoch)))
+        self._progress.epoch(lines)
         if improved or due:
             accuracy = {split: result.accuracy for split, result in metrics.items()}
             extra = {"preset": loop.settings.preset, "epoch": epoch, "accuracy": accuracy}
@@ -92,25 +103,7 @@ class Recorder:
             if due:
                 self._write(weights)
 
-    def _note(self, metrics: Mapping[str, Metrics]) -> None:
-        """Show the lines of an epoch, and store them until the next checkpoint."""
-        lines: list[MetricsLine] = [
-            {
-                "step": self._loop.step,
-                "epoch": self._loop.epoch,
-                "split": split,
-                "loss": result.loss,
-                "accuracy": result.accuracy,
-                "lr": self._loop.learning_rate,
-                "seconds": round(self.seconds, 3),
-            }
-            for split, result in metrics.items()
-        ]
-        self._waiting.append((lines, head_record(self._loop.model, self._loop.epoch)))
-        self._progress.epoch(lines)
-
     def _write(self, weights: bytes) -> None:
-        """Write the stored lines, the last weights, the best weights if they have changed, and the state."""
         for lines, heads in self._waiting:
             for line in lines:
                 append_line(self._folder.metrics_file, line)

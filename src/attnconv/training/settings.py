@@ -61,7 +61,6 @@ class OptimSettings:
     label_smoothing: Fraction = 0.0
 
     def conflicts(self, fine: Fine) -> Iterator[Problem]:
-        """Check rules between the fields."""
         if self.nesterov and self.name == "adamw":
             yield Problem("nesterov", "must be off with optim.name='adamw'", fix="Pass optim.nesterov=False.")
         elif self.nesterov and fine("momentum") and not self.momentum:
@@ -86,7 +85,6 @@ class ScheduleSettings:
     decay: Annotated[float, Meta(ge=SMALLEST, le=1)] = 0.1
 
     def conflicts(self, fine: Fine) -> Iterator[Problem]:
-        """Check rules between the fields."""
         rising = all(before < after for before, after in pairwise(self.milestones))
         if self.name == "steps" and fine("milestones") and not rising:
             yield Problem("milestones", "must be increasing")
@@ -150,7 +148,6 @@ class RunSettings:
     train: TrainSettings = field(default_factory=TrainSettings)
 
     def conflicts(self, fine: Fine) -> Iterator[Problem]:
-        """Check rules between the groups."""
         milestones, epochs = self.schedule.milestones, self.train.epochs
         begun = fine("schedule", "train.epochs") and self.schedule.name == "steps" and milestones
         if begun and milestones[0] >= epochs:
