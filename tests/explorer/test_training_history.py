@@ -26,14 +26,14 @@ def recorded(folder: Path, epochs: int) -> RunFolder:
 def test_the_first_and_the_last_and_ever_longer_steps(tmp_path: Path) -> None:
     snapshots = snapshots_of(recorded(tmp_path, 300), 6)
     assert [snapshot.name for snapshot in snapshots] == [f"epoch {n}" for n in (0, 2, 9, 30, 95, 300)]
-    assert snapshots[-1].layers["layer"].centres.tolist() == [[300.0, 0.0], [0.0, 1.0]]
+    assert snapshots[-1].layers["layer"][0].tolist() == [[300.0, 0.0], [0.0, 1.0]]
 
 
 def test_precisions_are_the_inverse_covariances(tmp_path: Path) -> None:
     (snapshot,) = snapshots_of(recorded(tmp_path, 0))
     inverses = [[[1 / 1.75, -0.5 / 1.75], [-0.5 / 1.75, 2 / 1.75]], [[0.25, 0.0], [0.0, 1 / WIDEST]]]
     wanted = torch.tensor(inverses, dtype=torch.float64)
-    torch.testing.assert_close(snapshot.layers["layer"].precision, wanted, rtol=1e-12, atol=0)
+    torch.testing.assert_close(snapshot.layers["layer"][1], wanted, rtol=1e-12, atol=0)
 
 
 def test_a_run_without_centres_has_no_snapshots(tmp_path: Path) -> None:

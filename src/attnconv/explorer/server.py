@@ -13,7 +13,7 @@ send a request's head and to read a response; a request's body may stall for `ST
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, final
 
 import anyio.to_thread
@@ -56,7 +56,13 @@ HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
 }
-STATUS = {TooLargeError: 413, UnsupportedTypeError: 415, ValueError: 400, TypeError: 400, ClientDisconnect: 400}
+STATUS: Mapping[type[Exception], int] = {
+    TooLargeError: 413,
+    UnsupportedTypeError: 415,
+    ValueError: 400,
+    TypeError: 400,
+    ClientDisconnect: 400,
+}
 
 
 def app(
