@@ -26,8 +26,7 @@ from torch import Tensor
 
 from attnconv.grid import Axis, Grid
 from attnconv.inspect.chosen_queries import BLOCK, query_blocks
-from attnconv.operators.base import AttentionOperator, Queries
-from attnconv.operators.dense import Dense
+from attnconv.operators.base import AttentionOperator, LatticeOperator, Queries
 from attnconv.operators.kronecker import Kronecker
 from attnconv.operators.shift import Shift
 
@@ -89,8 +88,8 @@ def _moments_of_rows(operator: AttentionOperator, blocks: Sequence[Tensor]) -> A
     padding = torch.zeros(operator.batch, operator.heads, dtype=torch.float64, device=operator.device)
     with_mass, sums = torch.zeros_like(padding), padding.new_zeros(*padding.shape, dims + dims * dims + 2)
     shares = padding.new_zeros(2, operator.heads)
-    # Computing the padding mass repeats the rows; without border `zero`, only the rows of a stored matrix can have any.
-    padded = isinstance(operator, Dense) or any(axis.border == "zero" for axis in grid.axes)
+    # Lattice operators compute their rows again for the padding mass, which is 0 except under the border rule `zero`.
+    padded = not isinstance(operator, LatticeOperator) or any(axis.border == "zero" for axis in grid.axes)
     for some in blocks:
         rows = operator.rows(some).double()
         moments, has_mass = _row_moments(grid, some, rows)
