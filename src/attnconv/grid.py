@@ -109,6 +109,13 @@ class Axis:
         folded = probabilities.new_zeros((*probabilities.shape[:-1], self.size))
         return folded.index_add(-1, sources, probabilities)
 
+    def empty_mass(self, probabilities: Tensor) -> Tensor:
+        """Sum the lattice probabilities (..., lattice) of the points with value zero, (...)."""
+        if self.border != "zero":
+            return probabilities.new_zeros(probabilities.shape[:-1])
+        empty = self.sources(self.lattice_positions(probabilities.device)) < 0
+        return (probabilities * empty).sum(-1)
+
     def take(self, image: Tensor, dim: int, positions: Tensor) -> Tensor:
         """Sample `image` along axis `dim` at `positions` (l,), clamped to the lattice."""
         lattice = self.lattice_positions(positions.device)
@@ -249,6 +256,14 @@ class Grid:
         for dim, axis in zip(range(-self.dims, 0), self.axes, strict=True):
             folded = axis.fold(folded.movedim(dim, -1)).movedim(-1, dim)
         return folded.flatten(-self.dims)
+
+    def empty(self, device: torch.device | None = None) -> Tensor:
+        """Return a mask of the lattice points with value zero, (lattice points,) bool."""
+        shown = torch.ones((), dtype=torch.bool, device=device)
+        for axis in self.axes:
+            filled = axis.sources(axis.lattice_positions(device)) >= 0
+            shown = (shown[..., None] & filled).flatten()
+        return ~shown
 
     def extend(self, image: Tensor) -> Tensor:
         """Extend an image (..., *sizes, c) to all lattice points, (..., *lattice sizes, c)."""

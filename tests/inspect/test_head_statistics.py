@@ -83,7 +83,7 @@ def test_images_without_mass_count_for_the_profile_alone() -> None:
     grid = Grid.make((6,), padding=1, border="zero")
     shown = Shift(grid, [(1,)], torch.zeros(())).to_dense().double()
     both = torch.cat([shown, torch.zeros_like(shown)])
-    got = layer_statistics(Dense(grid, both))
+    got = layer_statistics(Dense(grid, both, 1 - both.sum(-1)))
     torch.testing.assert_close(got.centre, torch.ones(1, 1, dtype=DOUBLE), **tolerance(DOUBLE))
     torch.testing.assert_close(got.shift_mass, torch.full((1,), 0.5, dtype=DOUBLE), **tolerance(DOUBLE))
     torch.testing.assert_close(got.padding_mass, torch.full((1,), 7 / 12, dtype=DOUBLE), **tolerance(DOUBLE))
@@ -91,7 +91,7 @@ def test_images_without_mass_count_for_the_profile_alone() -> None:
 
 def test_mass_on_class_tokens_is_reported_without_a_padded_grid() -> None:
     rows = torch.rand(2, 3, 9, 10, dtype=DOUBLE).softmax(-1)
-    got = layer_statistics(Dense(Grid.make((3, 3)), rows[..., 1:]), queries=torch.tensor([0, 4, 8]))
+    got = layer_statistics(Dense(Grid.make((3, 3)), rows[..., 1:], rows[..., 0]), queries=torch.tensor([0, 4, 8]))
     torch.testing.assert_close(got.padding_mass, rows[:, :, [0, 4, 8], 0].mean((0, -1)), **tolerance(DOUBLE))
 
 

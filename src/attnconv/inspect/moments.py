@@ -175,7 +175,8 @@ def _axis_operators(operator: AttentionOperator) -> list[AttentionOperator] | No
     """Return one operator per axis whose product is the given one; None if it is not a product."""
     grids = [Grid((axis,)) for axis in operator.grid.axes]
     if isinstance(operator, Kronecker):
-        return [Kronecker(grid, [factor]) for grid, factor in zip(grids, operator.factors, strict=True)]
+        parts = zip(grids, operator.factors, operator.padding_masses, strict=True)
+        return [Kronecker(grid, [factor], [mass]) for grid, factor, mass in parts]
     if isinstance(operator, Shift):
         anchor = torch.zeros((), device=operator.device)
         return [Shift(grid, [(shift[a],) for shift in operator.shifts], anchor) for a, grid in enumerate(grids)]

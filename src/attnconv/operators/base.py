@@ -55,9 +55,9 @@ class AttentionOperator(abc.ABC):
     def rows(self, queries: Queries) -> Float[Tensor, "#b h r m"]:
         """Return the probabilities of the given queries over all keys; both are flat and row-major."""
 
+    @abc.abstractmethod
     def padding_mass(self, queries: Queries) -> Float[Tensor, "#b h r"]:
         """Return the probability that the given queries assign to lattice points with value zero (border `zero`)."""
-        return (1 - self.rows(queries).sum(-1)).clamp_min(0)
 
     def __repr__(self) -> str:
         about = f"heads={self.heads}, sizes={self.grid.sizes}, queries={self.grid.query_sizes}"
@@ -79,6 +79,11 @@ class LatticeOperator(AttentionOperator):
     def rows(self, queries: Queries) -> Float[Tensor, "#b h r m"]:
         queries = query_indices(queries, self.grid, self.device)
         return self.grid.fold(self.lattice_rows(queries))
+
+    @final
+    def padding_mass(self, queries: Queries) -> Float[Tensor, "#b h r"]:
+        queries = query_indices(queries, self.grid, self.device)
+        return (self.lattice_rows(queries) * self.grid.empty(self.device)).sum(-1)
 
 
 def all_queries(grid: Grid, device: torch.device) -> Int[Tensor, "n"]:

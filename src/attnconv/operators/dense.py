@@ -18,6 +18,8 @@ class Dense(AttentionOperator):
     Args:
         grid: Positions of queries and keys.
         probabilities: Probabilities over the image's keys, (1 or b, h, n, m).
+        padding_mass: Probability that each row assigns to lattice points with value zero, (1 or b, h, n), or an
+            operator that computes it; None for zero.
 
     Example:
         >>> import torch
@@ -27,21 +29,28 @@ class Dense(AttentionOperator):
         [[[[0.5, 0.5], [0.5, 0.5]]]]
     """
 
-    def __init__(self, grid: Grid, probabilities: Float[Tensor, "#b h n m"]) -> None:
+    def __init__(
+        self,
+        grid: Grid,
+        probabilities: Float[Tensor, "#b h n m"],
+        padding_mass: Float[Tensor, "#b h n"] | AttentionOperator | None = None,
+    ) -> None:
         self.grid = grid
         self.probabilities = probabilities
         self.batch, self.heads = probabilities.shape[:2]
+        self._padding_mass = padding_mass
         self.device = probabilities.device
 
     @staticmethod
     def from_scores(grid: Grid, scores: Float[Tensor, "#b h n lattice"]) -> "Dense":
         """Compute the softmax over the lattice, folded onto the image's keys: the definition of every operator."""
-        return Dense(grid, grid.fold(torch.softmax(scores.to(score_dtype(scores.dtype)), -1)))
+        lattice = torch.softmax(scores.to(score_dtype(scores.dtype)), -1)
+        return Dense(grid, grid.fold(lattice), (lattice * grid.empty(scores.device)).sum(-1))
 
     @staticmethod
     def of(operator: AttentionOperator) -> "Dense":
         """Create a dense operator from another operator."""
-        return Dense(operator.grid, operator.to_dense())
+        return Dense(operator.grid, operator.to_dense(), operator)
 
     def contract(self, x: Images, weight: Weights, groups: int = 1) -> Outputs:
         out = contract_rows(self.probabilities, x.flatten(1, -2), weight, groups)
@@ -53,3 +62,12 @@ class Dense(AttentionOperator):
     def rows(self, queries: Queries) -> Float[Tensor, "#b h r m"]:
         queries = query_indices(queries, self.grid, self.device)
         return self.probabilities.index_select(2, queries)
+
+    def padding_mass(self, queries: Queries) -> Float[Tensor, "#b h r"]:
+        queries = query_indices(queries, self.grid, self.device)
+        known = self._padding_mass
+        if isinstance(known, AttentionOperator):
+            return known.padding_mass(queries)
+        if known is None:
+            return self.probabilities.new_zeros((self.batch, self.heads, len(queries)))
+        return known.index_select(2, queries)

@@ -48,21 +48,27 @@ class Kronecker(AttentionOperator):
     Args:
         grid: Positions of queries and keys.
         factors: Probabilities over the image's keys, one (h, n_a, m_a) for each axis a.
+        padding_masses: Probability that falls on zeros in the lattice, one (h, n_a) for each axis a.
     """
 
     batch = 1
 
-    def __init__(self, grid: Grid, factors: Sequence[Factor]) -> None:
+    def __init__(self, grid: Grid, factors: Sequence[Factor], padding_masses: Sequence[Float[Tensor, "h _"]]) -> None:
         self.grid = grid
         self.factors = tuple(factors)
+        self.padding_masses = tuple(padding_masses)
         self.heads = self.factors[0].shape[0]
         self.device = self.factors[0].device
 
     @staticmethod
     def from_scores(grid: Grid, scores: Sequence[Factor]) -> "Kronecker":
         """Compute factors from scores, one (h, n_a, lattice_a) for each axis: banded softmax, folded onto the keys."""
-        lattices = map(contractions.banded_softmax, scores)
-        return Kronecker(grid, [axis.fold(lattice) for axis, lattice in zip(grid.axes, lattices, strict=True)])
+        factors, masses = [], []
+        for axis, score in zip(grid.axes, scores, strict=True):
+            lattice = contractions.banded_softmax(score)
+            factors.append(axis.fold(lattice))
+            masses.append(axis.empty_mass(lattice))
+        return Kronecker(grid, factors, masses)
 
     def contract(self, x: Images, weight: Weights, groups: int = 1) -> Outputs:
         return contract_factors(x, weight, self.factors)  # groups follow from the shapes
@@ -71,9 +77,7 @@ class Kronecker(AttentionOperator):
         return mix_values(values, self.factors)
 
     def rows(self, queries: Queries) -> Float[Tensor, "1 h r m"]:
-        indices = self.grid.unravel(query_indices(queries, self.grid, self.device))
-        along = (factor.index_select(1, index) for factor, index in zip(self.factors, indices, strict=True))
-        rows, *others = along  # (h, r, m_1), ..
+        rows, *others = self._at(queries, self.factors)  # (h, r, m_1), ..
         for factor in others:
             rows = (rows[..., None] * factor[..., None, :]).flatten(2)
         return _without_denormals(rows, len(self.factors))[None]
@@ -83,6 +87,17 @@ class Kronecker(AttentionOperator):
         for factor in self.factors[1:]:
             matrix = (matrix[:, :, None, :, None] * factor[:, None, :, None, :]).flatten(3).flatten(1, 2)
         return _without_denormals(matrix, len(self.factors))[None]
+
+    def padding_mass(self, queries: Queries) -> Float[Tensor, "1 h r"]:
+        mass, *others = self._at(queries, self.padding_masses)
+        for other in others:
+            mass = mass + (1 - mass) * other
+        return mass[None]
+
+    def _at(self, queries: Queries, along: Sequence[Tensor]) -> list[Tensor]:
+        """Select the rows of the queries along each axis."""
+        indices = self.grid.unravel(query_indices(queries, self.grid, self.device))
+        return [rows.index_select(1, index) for rows, index in zip(along, indices, strict=True)]
 
 
 def _without_denormals(rows: Tensor, axes: int) -> Tensor:

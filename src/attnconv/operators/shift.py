@@ -65,16 +65,16 @@ class Shift(AttentionOperator):
         return self._anchored(self._shifted(values))
 
     def rows(self, queries: Queries) -> Float[Tensor, "1 h r m"]:
-        indices = self.grid.unravel(query_indices(queries, self.grid, self.device))
-        steps = torch.tensor(self.shifts, device=self.device).T[..., None]  # (dims, h, 1)
-        rows = self._zero.new_ones((self.heads, len(indices[0]), 1))
-        for axis, index, shifts in zip(self.grid.axes, indices, steps, strict=True):
-            lattice = axis.lattice_positions(self.device)
-            positions = axis.offset + axis.stride * index + shifts
-            key = axis.sources(positions.clamp(lattice[0], lattice[-1]))  # (h, r); -1 for points with value zero
+        keys = self._keys(queries)
+        rows = self._zero.new_ones((*keys[0].shape, 1))
+        for axis, key in zip(self.grid.axes, keys, strict=True):
             factor = (key[..., None] == torch.arange(axis.size, device=self.device)).to(rows.dtype)
             rows = (rows[..., None] * factor[..., None, :]).flatten(2)
         return rows[None] + self._zero
+
+    def padding_mass(self, queries: Queries) -> Float[Tensor, "1 h r"]:
+        empty = torch.stack(self._keys(queries)).amin(0) < 0
+        return empty.to(self._zero.dtype)[None] + self._zero
 
     def _anchored(self, out: Tensor) -> Tensor:
         """Return the output, with zero gradients for the anchor if it requires any."""
@@ -84,6 +84,16 @@ class Shift(AttentionOperator):
     @property
     def _zero(self) -> Tensor:
         return (self._anchor * 0).sum()  # multiply first, because the sum may overflow
+
+    def _keys(self, queries: Queries) -> list[Tensor]:
+        """Return the keys that each head attends to along each axis, (h, r); -1 for lattice points with value zero."""
+        indices = self.grid.unravel(query_indices(queries, self.grid, self.device))
+        steps, keys = torch.tensor(self.shifts, device=self.device).T[..., None], []
+        for axis, index, shifts in zip(self.grid.axes, indices, steps, strict=True):
+            lattice = axis.lattice_positions(self.device)
+            positions = axis.offset + axis.stride * index + shifts
+            keys.append(axis.sources(positions.clamp(lattice[0], lattice[-1])))
+        return keys
 
     def _shifted(self, values: Tensor) -> Tensor:
         """Shift the image of every head: (b, h, *sizes, e) -> (b, h, *queries, e)."""
