@@ -50,7 +50,6 @@ def give_back() -> None:
 
 
 def _allocator(name: str, *numbers: int) -> None:
-    """Call a function of the C library if it exists."""
     function = getattr(ctypes.CDLL(None), name, None) if sys.platform == "linux" else None
     if function is not None:
         function(*numbers)

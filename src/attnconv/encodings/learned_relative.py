@@ -90,7 +90,6 @@ class LearnedRelativeContent(Encoding):
         return {"content-content": products(query, key), "content-position": axis_sum(biases)}
 
     def _parts(self, grid: Grid, x: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
-        """Compute scaled queries, keys, and the position scores along each axis."""
         query = split_heads(self.query(grid.at_queries(x)), self.heads) * self.scale
         indices = grid.unravel(all_queries(grid, query.device))
         biases = []

@@ -178,7 +178,6 @@ def row_tensors(name: str, operator: AttentionOperator, budget: int) -> dict[str
 
 
 def _tokens(name: str, grid: Grid, queries: Int[Tensor, "m"]) -> Int[Tensor, "m"]:
-    """Return the flat token index of each query."""
     flat = torch.zeros_like(queries)
     for axis, index in zip(grid.axes, grid.unravel(queries), strict=True):
         place = index * axis.stride + axis.offset

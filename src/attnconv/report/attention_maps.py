@@ -170,6 +170,5 @@ def _show(page: Axes, image: FloatArray | None, layer: LayerMaps, zoom: int | No
 
 
 def _label(page: Axes, text: str, box: Bbox) -> None:
-    """Write the name of a row to the left of its first map."""
     text, place = printable(text, width=9), (box.x0, (box.y0 + box.y1) / 2)
     page.annotate(text, place, (-6.0, 0.0), "data", "offset points", ha="right", va="center")
