@@ -125,6 +125,9 @@ def _check_state(folder: RunFolder, settings: RunSettings) -> None:
     _reject_changes(folder, before, settings, origin=f"state {file}")
     if run.get("name") != folder.record().get("run"):
         raise ValueError(bad("state", f"must belong to the run in {folder.path}", "another run", fix, origin=str(file)))
+    if "model" not in state:
+        fix = "Resume the run with the version of attnconv that wrote it."
+        raise ValueError(bad("state", "must be of this version", "an earlier version", fix, origin=str(file)))
 
 
 def check_start(folder: RunFolder, settings: RunSettings, start_from: str | Path | None) -> None:
