@@ -201,13 +201,11 @@ def _write_entries(axes: Axes, matrix: FloatArray, cell: float) -> None:
 
 
 def _write_sign(axes: Axes, sign: str, distance: float) -> None:
-    """Write a sign to the left of a matrix, at a distance in inches."""
     left, offset = (0.0, 0.5), (-72.0 * distance, 0.0)
     axes.annotate(sign, left, offset, "axes fraction", "offset points", fontsize=20.0, ha="center", va="center")
 
 
 def _write_text(grid: PanelGrid, factorisation: Factorisation) -> None:
-    """Write the residual and a guide to the matrices, to the right of the difference."""
     positions = " x ".join(map(str, factorisation.sizes))
     lines = (
         f"Relative residual |E_q − Φ A_q| / |E_q| = {_number(factorisation.residual)}",

@@ -85,7 +85,6 @@ def recorded(
 
 
 def _pulled(graph: tuple[Tensor, tuple[Tensor, ...]], gradient: Tensor) -> Gradients:
-    """Compute the gradients of the leaves that require one."""
     out, leaves = graph
     wanted = [leaf for leaf in leaves if leaf.requires_grad]
     found = iter(torch.autograd.grad(out, wanted, gradient))
