@@ -18,8 +18,8 @@ ON_SCREEN = 6  # columns, layer to coverage, that fit into 80 characters; the pa
 class Arguments(AttentionOptions):
     """Measure how convolutional the attention of a model is, and write a page with figures.
 
-    Each attention layer gets a score from 0 (uniform or random attention) to 1 (a convolution), and each head its
-    statistics.
+    Each attention layer gets a score from 0 (uniform or random attention) to 1 (a convolution), and statistics are
+    computed for each head.
 
     Examples:
         attnconv audit runs/quadratic-digits --data digits

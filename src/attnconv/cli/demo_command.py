@@ -14,18 +14,18 @@ PRESET = "quadratic-digits"
 
 @dataclass(frozen=True)
 class Arguments:
-    """Show that attention can express a convolution, and can learn to attend like one.
+    """Show that attention can express a convolution, and can learn to behave like one.
 
     Converts a random convolution to an attention layer and compares their outputs, trains a small attention-only model
-    on handwritten digits, and draws the positions that its heads attend to. This needs three minutes on two CPU cores
-    and no internet connection.
+    on handwritten digits, and draws the positions that its heads attend to. This takes about three minutes on two CPU
+    cores and needs no internet connection.
 
     Examples:
         attnconv demo
         attnconv demo --epochs 5 --out runs/short-demo
 
     Attributes:
-        out: Run folder, which must be new, empty or contain only an earlier demo, which is replaced.
+        out: Run folder. It must be new or empty, or contain only an earlier demo, which is then replaced.
         epochs: Epochs of training. The default is the recipe's.
     """
 

@@ -28,7 +28,7 @@ class Arguments:
         data: The images.
         image_size: Image folders only: side in pixels of the square to which images are scaled and cropped. The default
             is the model's image size.
-        split: Evaluate the test set, or the images held out of the training set.
+        split: Evaluate on the test set, or on the images held out of the training set.
         batch_size: Images per batch.
         precision: 32-bit numbers, bf16 in matrix products, or 64-bit numbers.
         accelerator: Device to compute on; auto uses a GPU if there is one.

@@ -32,7 +32,7 @@ class Arguments(AttentionOptions):
             default is the run of `attnconv demo` or, if there is none, an example that is part of the package.
         data: Initial images: a folder of image files (searched recursively), digits or cifar10. The default is digits
             for a run that was trained on them; otherwise noise, for models whose attention depends only on positions.
-        snapshots: Maximum number of epochs of a run at which to show its heads; 0 shows only the loaded weights.
+        snapshots: Maximum number of epochs of a run to show; 0 shows only the loaded weights.
         budget: Maximum size in megabytes of the attention data stored for each image. If not all queries fit, those on
             an evenly spaced grid are stored.
         export: Write the page to this folder, which must be new or from an earlier export, instead of serving it. The

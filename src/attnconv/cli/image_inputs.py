@@ -29,7 +29,7 @@ class ImageOptions:
         data_root: Folder that contains CIFAR-10; the data set is downloaded if it is missing.
         images: Maximum number of images to read.
         image_size: Height and width of the images in pixels, N or HxW. The default is the model's image size, or 224 if
-            it is unknown. Models of timm and Hugging Face with a fixed image size are built for this size.
+            it is unknown. Models from timm and Hugging Face with a fixed image size are built for this size.
         skip_broken: Skip and list files that cannot be read or have only one colour, instead of raising an error.
         pretrained: Download the trained weights of a timm, torchvision or Hugging Face model.
     """

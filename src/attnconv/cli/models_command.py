@@ -9,8 +9,8 @@ from attnconv.cli.output import print_table, print_text
 class Arguments:
     """List the presets with their parameters and FLOPs for one image.
 
-    FLOPs are counted in two ways: only linear and convolution layers, like the paper's tables, and all operations, with
-    attention computed from dense matrices.
+    FLOPs are counted in two ways: only linear and convolution layers, as in the paper's tables, and all operations,
+    with attention computed from dense matrices.
 
     Examples:
         attnconv models

@@ -14,8 +14,8 @@ _MOST_TINT = 32  # difference between channels, of 255: more than grey JPEG file
 class Arguments:
     """Print the most probable classes of an image.
 
-    A model of grey images, such as digits, rejects an image with colours: it has never been trained on one, and its
-    prediction would be meaningless.
+    A model trained on greyscale images, such as digits, rejects colour images, for which its prediction would be
+    meaningless.
 
     Examples:
         attnconv predict frog.png runs/quadratic-small

@@ -1,4 +1,4 @@
-"""`attnconv prove [MODEL]`: compare convolutions with the attention layers that equal them."""
+"""`attnconv prove [MODEL]`: compare convolutions with equivalent attention layers."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,11 +18,11 @@ _ALPHAS = (1.0, 3.0, 10.0, 20.1)  # upper limits of the groups of soft heads
 
 @dataclass(frozen=True, kw_only=True)
 class Arguments(ImageOptions):
-    """Verify Theorem 1: compare convolutions with the attention layers that equal them.
+    """Verify Theorem 1: compare convolutions with equivalent attention layers.
 
-    Random convolutions are computed by attention in three ways: with a dense softmax, with one softmax per axis
-    (Kronecker), and by shifts, the fast algorithm for hard heads. The reference is the convolution in float64. A
-    network is compared with its recast version layer by layer, with one softmax per axis, in its own dtype. PyTorch's
+    Random convolutions are computed by attention with three algorithms: a dense softmax, one softmax per axis
+    (Kronecker), and shifts, the fast algorithm for hard heads. The reference is the convolution in float64. A network
+    is compared with its recast version layer by layer, with one softmax per axis, in its own dtype. PyTorch's
     convolutions are disabled while attention is computed by a softmax.
 
     Examples:

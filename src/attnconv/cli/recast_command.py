@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Arguments(ImageOptions):
-    """Replace the convolutions of a network by multi-head self-attention with the same outputs.
+    """Replace the convolutions of a network with multi-head self-attention with the same outputs.
 
     Compares the two networks layer by layer, and writes the new one.
 
@@ -30,7 +30,7 @@ class Arguments(ImageOptions):
         image_size: Height and width of the images in pixels, N or HxW. The default is the model's image size, or 224 if
             it is unknown.
         out: New weights file (.safetensors), which `attnconv.load` and all commands with a MODEL can read.
-        export: New file (.pt2) for a program of torch.export, which PyTorch can run without this library.
+        export: New file (.pt2) for the program exported with torch.export, which PyTorch can run without this library.
         onnx: New file for an ONNX model; requires the packages onnx and onnxscript.
         alpha: Sharpness of the heads. The default is hard heads, which equal the convolutions.
         weights: Weights of soft heads: slices of the kernels, or the weights that approximate the kernels best

@@ -17,7 +17,7 @@ from attnconv.training.run_folder import RunFolder
 
 @dataclass(frozen=True)
 class Arguments:
-    """Train the paper's models, then write its Figures 1 to 14 and Tables 1 to 4, next to the paper's numbers.
+    """Train the paper's models and reproduce its Figures 1 to 14 and Tables 1 to 4 with the published numbers for comparison.
 
     The command can be repeated: complete runs are skipped, and interrupted runs are resumed.
 
@@ -29,7 +29,7 @@ class Arguments:
         torchrun --nproc-per-node 4 -m attnconv reproduce --scale paper
 
     Attributes:
-        scale: tiny: digits, a few epochs, some minutes. mini: CIFAR-10, half the channels of the small presets, 10
+        scale: tiny: digits, a few epochs, a few minutes. mini: CIFAR-10, half the channels of the small presets, 10
             epochs. small: the small presets on CIFAR-10, overnight on two CPU cores. paper: the paper's models and
             hyperparameters, for one GPU.
         only: Models to train: resnet18, quadratic, quadratic-generalized, quadratic-generalized-pruned, learned,

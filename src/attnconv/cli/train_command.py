@@ -34,10 +34,9 @@ class Arguments:
         torchrun --nproc-per-node 2 -m attnconv train resnet18 --precision bf16
 
     Attributes:
-        preset: Model and recipe; `attnconv models` lists the presets. Required unless the file of --config contains a
-            preset.
+        preset: Model and recipe; `attnconv models` lists the presets. Required unless the --config file names a preset.
         config: JSON file with settings that override the recipe's, such as the settings.json of a run. Flags override
-            the file. Settings that are missing from the file have the recipe's values.
+            the file. Settings that are missing from the file take the recipe's values.
         recipe: Source of the defaults: the paper's hyperparameters, or the modern recipe of the small presets. The
             default is the preset's recipe.
         out: Run folder. The default is runs/PRESET.

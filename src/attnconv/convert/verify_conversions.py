@@ -88,7 +88,7 @@ def draw_convolution(source: random.Random, dtype: torch.dtype) -> tuple[Convolu
 
 
 def prove(cases: int = 200, *, seed: int = 0, soft: bool = False) -> Iterator[Proof]:
-    """Draw random convolutions, compute each by attention, and yield one result per convolution and way.
+    """Draw random convolutions, compute each by attention, and yield one result per convolution and method.
 
     Args:
         cases: Number of convolutions, distributed evenly over float64, float32 and bfloat16.

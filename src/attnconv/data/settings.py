@@ -46,13 +46,13 @@ class DataSettings:
 
 @dataclass(frozen=True)
 class AugmentSettings:
-    """Augmentation of training images. Defaults of None are set by the recipe.
+    """Augmentation of training images. Settings left at None take the value of the recipe.
 
     Attributes:
         recipe: none: no augmentation. paper: random crops with a black border, and flips. modern: random crops with a
             reflected border, flips, cutout and colour jitter.
         padding: Maximum shift of the random crop along each axis, in pixels. The default is an eighth of the shorter
-            side (4 for CIFAR, 1 for digits), or 0 for the recipe none.
+            side (4 for CIFAR, 1 for digits), or 0 for the recipe "none".
         border: Values outside the image: zero (black, before normalisation) or reflect. The default is reflect for the
             recipe modern, and zero otherwise.
         flip: Flip images horizontally with probability 1/2. The default is True for colour images, unless the recipe is

@@ -84,7 +84,7 @@ class PayloadLayer:
 @final
 @dataclass(frozen=True, eq=False)
 class Payload:
-    """The data that the page shows of a model.
+    """The data that the page shows about a model.
 
     Attributes:
         title: Heading.

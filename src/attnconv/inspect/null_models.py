@@ -79,7 +79,7 @@ def turned_at_random(profile: ShiftProfile, generator: torch.Generator) -> Shift
 
 
 def mirror_partners(profile: ShiftProfile, axis: int) -> tuple[Float64[Tensor, "h"], Int[Tensor, "h"]]:
-    """Find the head that is most similar to each head's mirror image; return the cosines, 0 to 1, and the indices.
+    """For each head, find the head most similar to its mirror image; return the cosines, 0 to 1, and the indices.
 
     Args:
         profile: The layer's attention per shift.
@@ -144,7 +144,7 @@ def mirror_symmetry(profiles: Sequence[ShiftProfile]) -> MirrorSymmetry:
     """
     if not profiles or any(len(profile.reach) != 2 for profile in profiles):
         got = [len(profile.reach) for profile in profiles]
-        raise ValueError(bad("profiles", "must be at least one profile, each with two axes", f"axes {got}"))
+        raise ValueError(bad("profiles", "must contain at least one profile, each with two axes", f"axes {got}"))
     across, upright, sums = [], [], []
     for profile in profiles:
         (one, partner), (other, _) = mirror_partners(profile, 1), mirror_partners(profile, 0)

@@ -34,11 +34,13 @@ class AttentionSettings:
         attention_dropout: Dropout rate of attention probabilities. A rate above 0 requires dense attention matrices.
         norm: Layer normalisation after each residual sum ("post", as in the paper) or before each branch ("pre").
         norm_epsilon: Constant that layer normalisation adds to the variance.
-        head_channels: Number of channels of each head's values (factored W_val W_out). None merges both matrices.
-        key_channels: Number of channels of each head's queries and keys, if the encoding has them. None is the width.
+        head_channels: Number of channels of each head's values (factored W_val W_out). By default, both are merged into
+            one matrix.
+        key_channels: Number of channels of each head's queries and keys, for encodings that use them. The default is
+            the width.
         max_shift: Largest shift in the tables of learned relative encodings, in positions.
         centres: Initial centres of quadratic heads. "normal" draws them around the query, as in the paper. "near"
-            assigns the nearest shifts with twice the spread, so that nine heads are a 3 x 3 kernel.
+            assigns the nearest shifts with twice the spread, so that nine heads form a 3 x 3 kernel.
         centre_std: Initial standard deviation of the centres of quadratic heads, in positions.
         spread_std: Initial standard deviation of the spreads of quadratic heads around 1.
         image_size: Side of the training images, in pixels. The model also accepts images of other sizes.

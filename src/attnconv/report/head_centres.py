@@ -91,7 +91,7 @@ def draw_centres_over_training(
     """
     epochs = [epoch for epoch, _ in history]
     if not epochs or any(a >= b for a, b in pairwise(epochs)):
-        raise ValueError(bad("history", "must contain at least one epoch, and increasing epochs", repr(epochs)))
+        raise ValueError(bad("history", "must contain at least one epoch, in increasing order", repr(epochs)))
     heads = dict(history)
     panels = {f"epoch {epoch}": heads[epoch] for epoch in choose_epochs(epochs, _EPOCHS)}
     return _draw_panels(panels, title, sizes)

@@ -88,7 +88,7 @@ class RunData:
         lines = self.folder.metrics()
         if not lines:
             fix = "Wait until metrics.jsonl has a line."
-            raise ValueError(bad("run", "must have completed an epoch", str(self.folder.path), fix))
+            raise ValueError(bad("run", "must have completed at least one epoch", str(self.folder.path), fix))
         curves = []
         for split in SPLITS:
             points = {line["epoch"]: line["accuracy"] for line in lines if line["split"] == split}

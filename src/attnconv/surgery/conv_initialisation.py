@@ -79,7 +79,7 @@ def start_as_convolution(
 
     Args:
         model: An untrained `VisionTransformer` from timm, or ViT, DeiT or DINOv2 from Hugging Face.
-        filters: `random` keeps the initial value and output projections; `impulse` makes each head copy its own
+        filters: `random` keeps the value and output projections as initialised; `impulse` makes each head copy its own
             channels; or the weight of an `nn.Conv2d`, which needs one head per tap. The channels x channels matrix of a
             tap is approximated with the rank of its heads, at least head dimension x (heads // K^2).
         layers: Indices of the blocks to initialise, at least one; None for all.

@@ -61,7 +61,7 @@ def condition_numbers(attention: SelfAttention | Encoding) -> Float[Tensor, "h"]
     """Return the condition number l_1 / l_n of each head's precision, in float64.
 
     The covariance has the same condition number. It is 1 for a circle and for a precision of zero (a constant head),
-    and infinite for other singular precisions. Errors are those of `degenerate_heads`.
+    and infinite for other singular precisions. Raises the same errors as `degenerate_heads`.
 
     Example:
         >>> from attnconv import GeneralizedQuadratic

@@ -30,7 +30,7 @@ from attnconv.operators.kernels.contractions import project
 
 
 def mass_off(alpha: float, dims: int = 2) -> float:
-    """Return an upper bound on the attention that a head with an integer centre puts on other keys than its target.
+    """Return an upper bound on the attention that a head with an integer centre assigns to keys other than its target.
 
     The bound is 1 - S^-dims, with S = sum over integers k of exp(-alpha k^2). For large alpha it approaches
     2 dims exp(-alpha), the limit of Lemma 2.

@@ -109,7 +109,7 @@ def can_express(
     padding_mode: str = "zeros",
     tolerance: float | None = None,
 ) -> Expressiveness:
-    """Decide whether attention can express every convolution of a kernel size, and compute the residual (Lemma 3).
+    """Test whether attention can express every convolution of a given kernel size; compute the residual (Lemma 3).
 
         E_q = Phi A_q   for all queries q, and for all images if attention depends on content
 
@@ -127,13 +127,13 @@ def can_express(
         stride: Distance between queries. None is the stride of the layer, or 1 with attention rows.
         padding: Position of the kernel: tap j has the shift dilation * j - padding, with the opposite sign in a
             transposed layer. Numbers as in `Grid`, or `valid` for 0, or `same` for dilation * (kernel_size - 1) // 2 as
-            in PyTorch, which centres odd kernels and extends even ones further after the query. With a transposed
-            layer, `same` is the padding of the layer. Attention rows must have ceil(size / stride) queries per axis
-            for `same`, otherwise as many as the convolution has outputs.
+            in PyTorch, which centres odd kernels and gives even ones one more tap after the query than before it. With
+            a transposed layer, `same` is the padding of the layer. Attention rows must have ceil(size / stride) queries
+            per axis for `same`, otherwise as many as the convolution has outputs.
         padding_mode: Values that taps read outside the image: `zeros`, `replicate`, `reflect` or `circular`.
-        tolerance: Largest relative residual that counts as expressed. None chooses it by the dtype of the rows: 1e-10
-            for float64, 1e-5 for float32, 2e-3 for float16 and 2e-2 for bfloat16. Rounding of the rows causes a
-            residual of a few eps, multiplied by the norm of Phi if heads are similar.
+        tolerance: Relative residual up to which a convolution counts as expressed. None chooses it by the dtype of the
+            rows: 1e-10 for float64, 1e-5 for float32, 2e-3 for float16 and 2e-2 for bfloat16. Rounding of the rows
+            causes a residual of a few eps, multiplied by the norm of Phi if heads are similar.
 
     Raises:
         TypeError: `attention` is neither a layer nor a floating-point tensor.

@@ -57,8 +57,8 @@ def fit(
 
     Raises:
         SettingsError: Settings are invalid. The message lists all of them, and nothing has been written.
-        ValueError: Another process writes to the folder, the folder contains other files, its training state is damaged
-            or belongs to another run, or the initial weights do not fit the model.
+        ValueError: Another process is writing to the folder, the folder contains other files, its training state is
+            damaged or belongs to another run, or the initial weights do not fit the model.
         OSError: The data set is missing, or the folder is not writable. Existing files remain valid.
         DivergedError: The loss is no longer finite. The last valid checkpoint is kept.
         KeyboardInterrupt: The run was interrupted by Ctrl-C. The last complete epoch is kept.

@@ -33,7 +33,7 @@ AcceleratorName = Literal["auto", "cpu", "cuda", "mps"]
 
 @dataclass(frozen=True, kw_only=True)
 class OptimSettings:
-    """Optimiser. Centres and spreads of heads are excluded from weight decay, which would move them towards shift 0.
+    """Optimiser. Centres and spreads of heads are excluded from weight decay, which would pull them towards 0.
 
     Attributes:
         name: Stochastic gradient descent with momentum, or Adam with decoupled weight decay.
@@ -42,7 +42,7 @@ class OptimSettings:
         nesterov: Use Nesterov momentum (SGD only).
         second_beta: Second beta of AdamW, in [0, 1).
         weight_decay: Weight decay, at least 0.
-        decay_vectors: Apply weight decay also to biases and scales of normalisation layers, like the paper's code.
+        decay_vectors: Also apply weight decay to biases and scales of normalisation layers, like the paper's code.
         position_rate: Learning rate of centres and spreads relative to that of the other parameters. With AdamW, a
             value of 1 moves the heads very little in a short run.
         clip: Maximum norm of the gradient; None turns clipping off.
@@ -69,14 +69,15 @@ class OptimSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleSettings:
-    """Learning rate schedule, which is updated at every optimiser step.
+    """Learning rate schedule, whose value is updated at every optimiser step.
 
     Attributes:
-        name: Schedule after the warm-up: constant, half a cosine to 0, linear to 0, or steps at the milestones.
+        name: Schedule after the warm-up: constant, cosine decay to 0, linear decay to 0, or steps at the milestones.
         warmup: Fraction of the run during which the learning rate increases linearly, in [0, 1).
         milestones: Epochs after which the learning rate is multiplied by the decay, in increasing order (schedule
             "steps" only).
-        decay: Factor of the learning rate at each milestone, above 0 and at most 1 (schedule "steps" only).
+        decay: Factor by which the learning rate is multiplied at each milestone, above 0 and at most 1 (schedule
+            "steps" only).
     """
 
     name: ScheduleName = "cosine"
@@ -96,15 +97,15 @@ class TrainSettings:
 
     Attributes:
         epochs: Number of epochs, at least 1.
-        batch_size: Images per optimiser step, in all processes together.
-        accumulate: Number of parts of a batch whose gradients are accumulated, to reduce memory. The optimiser step is
-            the same.
+        batch_size: Images per optimiser step, across all processes.
+        accumulate: Number of parts into which each batch is split for gradient accumulation, which reduces memory. The
+            optimiser step is the same.
         eval_batch_size: Images per batch in evaluation.
         precision: 32-bit numbers, bf16 in matrix products (mixed precision), or 64-bit numbers.
         accelerator: Device to train on; auto uses a GPU if there is one.
         seed: Seed of all random numbers, at least 0.
         compile: Compile the model with torch.compile, which delays the start but reduces the time per epoch.
-        test_curve: Evaluate the test set after every epoch. The selection of the best epoch does not use it.
+        test_curve: Evaluate on the test set after every epoch. The selection of the best epoch does not use it.
         log_every: Number of optimiser steps between checks that the loss is finite.
         checkpoint_every: Number of epochs between checkpoints, and the maximum number of epochs that are lost if the
             run is killed. Larger numbers save time if epochs take only seconds.
