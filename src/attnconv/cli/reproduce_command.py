@@ -17,9 +17,10 @@ from attnconv.training.run_folder import RunFolder
 
 @dataclass(frozen=True)
 class Arguments:
-    """Train the paper's models and reproduce its Figures 1 to 14 and Tables 1 to 4 with the published numbers for comparison.
+    """Train the paper's models and reproduce its Figures 1 to 14 and Tables 1 to 4.
 
-    The command can be repeated: complete runs are skipped, and interrupted runs are resumed.
+    Tables also show the published numbers. The command can be repeated: complete runs are skipped, and interrupted
+    runs are resumed.
 
     Examples:
         attnconv reproduce --scale tiny
