@@ -161,7 +161,7 @@ def _along(joint: Tensor, *axes: int) -> Tensor:
 
 
 def _variances(rows: Float64[Tensor, "b h r m"]) -> Float64[Tensor, "2 h"]:
-    """Return the variance over images (mean over keys) and the variance over keys of the mean row, summed over queries."""
+    """Return variances summed over queries: over images (mean over keys), and over keys (of the mean over images)."""
     # Subtracting one of the values first makes the variance of equal probabilities exactly 0.
     off = rows - rows[:1]
     mean = off.mean(0)  # (h, r, m)
