@@ -57,7 +57,7 @@ def visit_attention(
 
     Supports layers from this library, vision transformers from timm, torchvision and Hugging Face,
     nn.MultiheadAttention, and all modules that call PyTorch's attention functions or a softmax over keys. The operator
-    of a layer from another library is a `TokenOperator`. Errors in the forward pass are not changed.
+    of a layer from another library is a `TokenOperator`. Errors in the forward pass propagate unchanged.
 
     Args:
         model: Any module. It runs in evaluation mode and without gradients; its mode is restored.
