@@ -190,7 +190,7 @@ class _RunningLayer:
         span = None
         if isinstance(module, SelfAttention):
             two = next(module.parameters()).new_zeros(2, module.in_channels, *sizes)
-            span = kernel_span(module, sizes) if module.operator(two).batch == 1 else None  # both share it
+            span = kernel_span(module, sizes) if module.operator(two).batch == 1 else None  # 1: shared
         return LayerAudit(
             name=name or type(module).__name__,
             kind=type(module).__name__,
