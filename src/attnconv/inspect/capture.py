@@ -163,13 +163,13 @@ def check_images(images: Tensor, *, least: int = 1, before: int = 0, shape: tupl
         got = f"{tuple(images.shape[1:])} after {shape}"
         raise ValueError(bad("images", "must all have the same shape", got, "Crop or resize them to the same size."))
     if broken := _indices(~images.flatten(1).isfinite().all(1), before):
-        raise ValueError(bad("images", "must be finite", f"NaN or infinity in image {broken}"))
+        raise ValueError(bad("images", "must be finite", f"NaN or infinity in image {broken} (counted from 0)"))
     # Constant means constant in each channel; images of a single pixel are accepted.
     pixels = images.flatten(2) if images.dim() > 3 else images.flatten(1)[:, None]
     constant = (pixels == pixels[..., :1]).flatten(1).all(1) & (pixels.shape[-1] > 1)
     if blank := _indices(constant, before):
         fix = "Attention on a constant image says nothing about the model. Pass real images."
-        raise ValueError(bad("images", "must not be constant", f"the same value everywhere in image {blank}", fix))
+        raise ValueError(bad("images", "must not be constant", f"one value in image {blank} (counted from 0)", fix))
 
 
 @contextmanager
@@ -197,8 +197,7 @@ def blaming_images(model: nn.Module, images: Tensor, options: Mapping[str, objec
 def _indices(flags: Tensor, before: int) -> str:
     """Format the indices of the flagged images, at most five of them; empty if there are none."""
     numbers = [before + index for index in flags.nonzero().flatten().tolist()]
-    shown = ", ".join(map(str, numbers[:5])) + (f" and {len(numbers) - 5} more" if len(numbers) > 5 else "")
-    return shown and f"{shown} (counted from 0)"
+    return ", ".join(map(str, numbers[:5])) + (f" and {len(numbers) - 5} more" if len(numbers) > 5 else "")
 
 
 def uncompiled(model: nn.Module) -> AbstractContextManager[object]:

@@ -96,8 +96,7 @@ def mean_query_maps(
         batch_size: Number of images per forward pass, at least 1.
 
     Raises:
-        ValueError: There are no images or no places, a place is outside the image, `batch_size` is below 1, a layer is
-            not two-dimensional, or `visit_attention` cannot read the model.
+        ValueError: There are no images or places, a place is outside the image, or a layer is not two-dimensional.
     """
     if images.ndim != 4 or not len(images):
         raise ValueError(bad("images", "must be (n, c, height, width) with n at least 1", tuple(images.shape)))

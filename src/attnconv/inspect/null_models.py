@@ -41,9 +41,7 @@ class TurnedHeads:
 
 
 def turned_heads(profile: ShiftProfile, *, draws: int = 200, seed: int = 0) -> TurnedHeads:
-    """Compute the redundancy and coverage of a layer whose heads are reflected along random axes.
-
-    If all axes have the same range of shifts, the axes of each head are also permuted at random.
+    """Compute redundancy and coverage after random reflections of each head, and permutations of equally long axes.
 
     Args:
         profile: The layer's profile, as returned by `shift_profile`.

@@ -72,8 +72,7 @@ class TokenOperator(AttentionOperator):
         layout: Positions of these tokens in the image.
 
     Attributes:
-        prefix, suffix: Number of tokens before and after the image's tokens.
-        window: Tokens per axis of a window, (height, width); None without windows.
+        prefix, suffix, window: Number of tokens before and after the image's, and the window size in tokens or None.
 
     Example:
         >>> from attnconv.inspect.attention_calls import product_rows
