@@ -41,7 +41,7 @@ class TurnedHeads:
 
 
 def turned_heads(profile: ShiftProfile, *, draws: int = 200, seed: int = 0) -> TurnedHeads:
-    """Compute redundancy and coverage after random reflections of each head, and permutations of equally long axes.
+    """Compute redundancy and coverage with heads randomly reflected and, if all axes are equally long, permuted.
 
     Args:
         profile: The layer's profile, as returned by `shift_profile`.
