@@ -1,16 +1,16 @@
 """Replacement of attention heads with small depthwise kernels without a softmax, fitted to each head on given images.
 
-With values v, sums over the K x K shifts delta and over class tokens or registers p, and the mean over image tokens k,
+At an image token q, the output of a replaced head is
 
     out(q) = r(q) sum_delta w(delta) v(q + delta)  +  g mean_k v(k)  +  sum_p u(p) v(p)
 
-is the output at an image token q, where v is 0 outside the image (or window). A query cannot read shifts outside the
-image, or masked ones. Their weight is redistributed to its other shifts by the factor, with a the mean attention,
+with the head's values v (0 outside the image or window), the K x K shifts delta, image tokens k, and class tokens or
+registers p. A query cannot read shifts outside the image, or masked ones. With the mean attention a, the factor
 
     r(q) = sum_delta a(delta) / sum_{delta that q can read} a(delta)      at most K^2
 
-which is not trained, since the sum of a trained kernel can vanish. The coefficients z = (w, g, u) are fitted to the
-head's output y by ridge regression, where the columns of R are the terms above without their coefficients:
+redistributes their weight to other shifts; it is not trained, since the sum of a trained kernel can vanish. The values
+z = (w, g, u) are fitted to the head's output y by ridge regression. The columns of R are the terms above without z:
 
     min_z  sum_{images, q, channels} |y - R z|^2 + t |z - z0|^2,    t = 1e-4 tr(R^T R) / len(z)
 

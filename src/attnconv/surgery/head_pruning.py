@@ -102,8 +102,7 @@ def prune_heads(model: Model, heads: Mapping[str, Iterable[int]]) -> Model:
     if not isinstance(heads, Mapping):
         raise TypeError(bad("heads", "must map layer names to lists of head indices", repr(heads)))
     if unknown := [name for name in heads if name not in layers]:
-        known = ", ".join(map(repr, layers))
-        raise ValueError(bad("heads", f"must contain only names of attention layers ({known})", repr(unknown[0])))
+        raise ValueError(bad("heads", f"keys must be layer names ({', '.join(map(repr, layers))})", repr(unknown[0])))
     kept = {name: _kept(name, layers[name].heads, removed) for name, removed in heads.items()}
     pruned = copy.deepcopy(model)
     for name, layer in attention_layers(pruned).items():
