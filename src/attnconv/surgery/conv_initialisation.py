@@ -83,7 +83,7 @@ def start_as_convolution(
             channels; a tensor is the weight of an `nn.Conv2d`, with at most one tap per head. Each tap's matrix is
             replaced with its best approximation of the rank of its heads, at least head dimension x (heads // K^2).
         layers: Indices (from 0) of the blocks to initialise, at least one; None for all.
-        images: Images used to measure the result and to scale the positional vectors. None uses 2 images of Gaussian noise.
+        images: Images used to measure the result and scale the positional vectors. None uses 2 images of Gaussian noise.
         mass: Required mean attention of each layer's heads at their shifts, above 0 and below 1.
         kernel_size: Kernel size K, odd; ignored if `filters` is a tensor.
         position_length: Norm of positional vectors in the residual stream relative to content, above 0. A smaller value
