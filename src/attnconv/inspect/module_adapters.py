@@ -7,7 +7,7 @@ are rejected; `surgery.replaceable_attention` verifies the others by comparing o
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, final
 
@@ -35,10 +35,10 @@ PROJECTIONS = (("q_proj", "k_proj", "v_proj"), ("attention.query", "attention.ke
 BIAS_HOLDERS = ("relative_position_bias", "rel_pos")  # submodules that may contain the bias table
 OTHERS = ("gate", "gating_param", "logit_scale", "relative_position_bias_table", *BIAS_HOLDERS, "q_bias")
 FIX = "Supported are timm's ViT, BEiT, EVA and Swin, Hugging Face's ViT family and nn.MultiheadAttention."
-FIX_VIT = "timm's VisionTransformer and Hugging Face's ViT, DeiT and DINOv2 are supported."
-POSITIONS, PATCHES = ("pos_embed", "position_embeddings"), ("patch_embed", "patch_embeddings")
+FIX_VIT = "VisionTransformer from timm and torchvision, and ViT, DeiT and DINOv2 from Hugging Face are supported."
+POSITIONS, PATCHES = ("pos_embed", "position_embeddings", "pos_embedding"), ("patch_embed", "patch_embeddings")
 BLOCKS = ("blocks", "layers", "layer")
-TOKENS = ("cls_token", "dist_token", "reg_token", "distillation_token", "register_tokens")
+TOKENS = ("cls_token", "class_token", "dist_token", "reg_token", "distillation_token", "register_tokens")
 
 
 @final
@@ -220,7 +220,7 @@ class VitBlock:
 class VitParts:
     """The parts of a vision transformer, which share its weights."""
 
-    embed: nn.Module
+    embed: Callable[[Tensor], Tensor]  # images to patch tokens, (b, n, c)
     patches: nn.Conv2d
     positions: nn.Parameter  # (1, tokens, c), with or without the class tokens and registers
     tokens: tuple[nn.Parameter, ...]  # class tokens and registers, (1, p, c) each
@@ -237,9 +237,12 @@ def vit_parts(model: nn.Module) -> VitParts:
     positions, embed, blocks = (
         next((inside[name] for name in names if name in inside), None) for names in (POSITIONS, PATCHES, BLOCKS)
     )
-    if embed is None or positions is None or not isinstance(blocks, nn.ModuleList | nn.Sequential):
+    if "conv_proj" in inside:  # torchvision: the model itself embeds the patches
+        embed, patches, embedded = model, inside["conv_proj"], getattr(model, "_process_input", None)
+    else:
+        embedded, patches = embed, _first(embed, ("proj", "projection"))
+    if embedded is None or positions is None or not isinstance(blocks, nn.ModuleList | nn.Sequential):
         raise _refusal(model, "with pos_embed, patch_embed and blocks")
-    patches = _first(embed, ("proj", "projection"))
     if not isinstance(patches, nn.Conv2d) or not isinstance(positions, nn.Parameter):
         raise _refusal(model, "with one patch convolution and a position parameter")
     grid, size = pair_of(getattr(embed, "grid_size", None)), pair_of(getattr(embed, "image_size", None))
@@ -253,16 +256,16 @@ def vit_parts(model: nn.Module) -> VitParts:
         raise _refusal(model, f"with positions for {grid} patches and at most {prefix} tokens before them")
     stem = next(name for name, part in model.named_modules() if part is blocks)
     found = tuple(_block(f"{stem}.{name}", block) for name, block in blocks.named_children())
-    return VitParts(embed, patches, positions, tokens, prefix, grid, found)
+    return VitParts(embedded, patches, positions, tokens, prefix, grid, found)
 
 
 def _block(name: str, block: nn.Module) -> VitBlock:
     """Find the parts of one block; its attention must be softmax(s q k^T) v followed by an output projection."""
-    inner = next((inner for inner in ("attn", "attention") if hasattr(block, inner)), "")
-    norm, mlp = _first(block, ("norm1", "layernorm_before")), _first(block, ("mlp", "output"))
+    inner = next((inner for inner in ("attn", "attention", "self_attention") if hasattr(block, inner)), "")
+    norm, mlp = _first(block, ("norm1", "layernorm_before", "ln_1")), _first(block, ("mlp", "output"))
     if not inner or norm is None or mlp is None:
         raise _refusal(block, "with one attention, a norm before it and one mlp per block", name)
-    out = _first(mlp, ("fc2", "down_proj", "weights_out", "dense"))
+    out = _first(mlp, ("fc2", "down_proj", "weights_out", "dense", "3"))
     if not isinstance(out, nn.Linear):
         raise _refusal(mlp, "with an mlp that ends in the linear layer fc2", name)
     for part in ("ls1", "ls2", "layer_scale1", "layer_scale2"):

@@ -1,4 +1,4 @@
-from .conv_initialisation import LayerStart as LayerStart, start_as_convolution as start_as_convolution
+from .convolution_start import LayerStart as LayerStart
 from .convolved_attention import ConvolvedAttention as ConvolvedAttention
 from .head_pruning import (
     condition_numbers as condition_numbers,
@@ -7,3 +7,4 @@ from .head_pruning import (
     settings_after_pruning as settings_after_pruning,
 )
 from .head_replacement import HeadCandidate as HeadCandidate, Replacement as Replacement, replace_heads as replace_heads
+from .initialisation import initialize as initialize

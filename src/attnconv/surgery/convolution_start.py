@@ -15,11 +15,10 @@ are used, and two constant features a and b change the score to <phi(i + delta),
 not move when LayerNorm scales keys differently. Image tokens have a and b, class tokens only b: their queries are 0.
 """
 
-import math
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, final
+from typing import final
 
 import torch
 import torch.nn.functional as F
@@ -27,11 +26,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from attnconv._util.errors import bad
-from attnconv._util.module_state import all_or_nothing, evaluating
-from attnconv._util.value_checks import FLOATING, check_module, indices, is_real, whole
-from attnconv.inspect.capture import blaming_images, check_images
-from attnconv.inspect.module_adapters import AttentionParts, VitBlock, VitParts, first_tensor, vit_parts
-from attnconv.layers.checks import check_finite
+from attnconv._util.value_checks import FLOATING, whole
+from attnconv.inspect.module_adapters import AttentionParts, VitBlock, VitParts, first_tensor
 from attnconv.surgery.replaceable_attention import layer_tokens, relative_size
 
 SHARPEST = 1e4  # upper limit of the search for the scale of scores
@@ -41,121 +37,60 @@ LOST = 0.01  # relative error of given filters above which a warning is issued
 @final
 @dataclass(frozen=True, eq=False)
 class LayerStart:
-    """Attention and errors of one initialised layer, compared with a convolution on the given images.
+    """How one layer was initialised. With `attention="convolution"`, it is compared with a convolution on images.
 
     Attributes:
-        shifts: Shift of each head, key minus query (row, column), in tokens.
+        attention: Initialisation of the query and key projections.
+        values: Initialisation of the value and output projections.
+        shifts: Shift of each head, key minus query (row, column), in tokens; None for heads without shifts, like the
+            fields below unless `attention` is "convolution".
         mass: Mean attention of each head at its shift, 0 to 1, over the queries for which it is inside the image.
         error: `|layer - convolution| / |convolution|` at the image tokens, for the convolution with replicate padding
             and the filters stored in the layer. This error is caused by attention.
         filter_error: `|stored - given| / |given|` of the filters, nonzero if the rank of the given filters is too high
-            for the heads; 0 if `filters` is not a tensor.
+            for the heads; 0 if `values` is not a tensor.
         given_error: Like `error`, but for the given filters: caused by attention, by the rank limit, and by projecting
-            out the subspace of the positional vectors. Equal to `error` if `filters` is not a tensor.
+            out the subspace of the positional vectors. Equal to `error` if `values` is not a tensor.
     """
 
-    shifts: Int[Tensor, "h 2"]
-    mass: Float[Tensor, "h"]
-    error: float
-    filter_error: float
-    given_error: float
+    attention: str
+    values: str
+    shifts: Int[Tensor, "h 2"] | None = None
+    mass: Float[Tensor, "h"] | None = None
+    error: float | None = None
+    filter_error: float | None = None
+    given_error: float | None = None
 
 
-@torch.no_grad()
-def start_as_convolution(
-    model: nn.Module,
-    *,
-    filters: str | Float[Tensor, "d c K K"] = "random",
-    layers: Iterable[int] | None = None,
-    images: Float[Tensor, "b i height width"] | None = None,
-    mass: float = 0.9,
-    kernel_size: int = 3,
-    position_length: float = 1.0,
-) -> dict[str, LayerStart]:
-    """Initialise a vision transformer, in place, so that its attention is nearly a convolution.
-
-    The K x K shifts are assigned to heads in order, from the centre outwards, repeatedly if there are more heads. If a
-    layer has fewer heads than shifts, the next layer continues with the remaining shifts.
-
-    Args:
-        model: An untrained `VisionTransformer` from timm, or ViT, DeiT or DINOv2 from Hugging Face.
-        filters: `random` keeps the value and output projections as initialised; `impulse` makes each head copy its own
-            channels; a tensor is the weight of an `nn.Conv2d`, with at most one tap per head. Each tap's matrix is
-            replaced with its best approximation of the rank of its heads, at least head dimension x (heads // K^2).
-        layers: Indices (from 0) of the blocks to initialise, at least one; None for all.
-        images: Images used to measure the result and scale the positional vectors. None uses 2 images of Gaussian noise.
-        mass: Required mean attention of each layer's heads at their shifts, above 0 and below 1.
-        kernel_size: Kernel size K, odd; ignored if `filters` is a tensor.
-        position_length: Norm of positional vectors in the residual stream relative to content, above 0. A smaller value
-            keeps more content after LayerNorm, but the error for a given mass is larger.
-
-    Returns:
-        The measurements of each layer, by the name of its attention module.
-
-    Raises:
-        TypeError: `model` is not a module, or `images` is not a dense floating-point tensor.
-        ValueError: The model is not supported, an argument is out of range, or the filters do not match the model; an
-            image is constant, not finite or rejected by the model; or the model would compute NaN or infinity. The
-            model is unchanged after any exception.
-
-    Warns:
-        UserWarning: The mean attention of a layer's heads is below `mass`, or the rank limit changes the given filters
-            by more than 1 % (relative).
-
-    Example:
-        >>> import timm  # doctest: +SKIP
-        >>> vit = timm.create_model("vit_tiny_patch16_224")  # doctest: +SKIP
-        >>> start_as_convolution(vit, filters="impulse")["blocks.0.attn"].mass  # doctest: +SKIP
-    """
-    check_module(model)
-    for name, value, limit in (("mass", mass, 1), ("position_length", position_length, math.inf)):
-        if not is_real(value) or not 0 < value < limit:
-            raise ValueError(bad(name, f"must be a number above 0 and below {limit}", repr(value)))
-    parts = vit_parts(model)
-    taps = _taps(parts, filters, kernel_size)
-    filters = filters.to_dense() if isinstance(filters, Tensor) else filters
-    chosen = list(range(len(parts.blocks))) if layers is None else sorted(indices("layers", layers, len(parts.blocks)))
-    if not chosen:
-        raise ValueError(bad("layers", "must contain at least one block, or be None for all blocks", chosen))
-    check_finite(model.named_parameters(), origin="in model")
-    if parts.positions.is_meta:
-        raise ValueError(bad("model", "must have materialised weights", "a model on the meta device"))
-    if images is None:
-        sides = (count * stride for count, stride in zip(parts.grid, parts.patches.stride, strict=True))
-        generator = torch.Generator().manual_seed(0)
-        images = torch.randn(2, parts.patches.in_channels, *sides, generator=generator).to(parts.positions)
-    start = _Start(model, parts, images, filters, taps, mass, position_length)
-    check_images(images)
-    with all_or_nothing(model):
-        with evaluating(model), blaming_images(model, images):
-            found = start.run([parts.blocks[layer] for layer in chosen])
-        _warn(found, mass, parts.blocks[0].parts, filters)  # inside, since warnings may be configured to raise
-    return found
+def check_filters(filters: Tensor, channels: int, heads: int) -> int:
+    """Return the kernel size of given filters; raise a `ValueError` if they do not match the model."""
+    size = filters.shape[-1] if filters.dim() == 4 else 0
+    if filters.shape != (channels, channels, size, size) or not 0 < size**2 <= heads:
+        requirement = f"must be ({channels}, {channels}, K, K), with odd K and at most {heads} taps, one per head"
+        raise ValueError(bad("values", requirement, tuple(filters.shape)))
+    if filters.is_meta or filters.dtype not in FLOATING or not bool(filters.to_dense().isfinite().all()):
+        got = f"{filters.dtype} on {filters.device}, or NaN or infinite values"
+        raise ValueError(bad("values", "must be finite floating-point numbers", got))
+    return size
 
 
-def _taps(parts: VitParts, filters: Any, kernel_size: int) -> Int[Tensor, "s 2"]:
-    """Return the shifts of a K x K kernel, from the centre outwards; raise a `ValueError` if filters do not fit."""
-    channels, heads = parts.patches.out_channels, parts.blocks[0].parts.heads
-    if isinstance(filters, Tensor):
-        kernel_size = filters.shape[-1] if filters.dim() == 4 else 0
-        if filters.shape != (channels, channels, kernel_size, kernel_size) or not 0 < kernel_size**2 <= heads:
-            requirement = f"must be ({channels}, {channels}, K, K), with odd K and at most {heads} taps, one per head"
-            raise ValueError(bad("filters", requirement, tuple(filters.shape)))
-        if filters.is_meta or filters.dtype not in FLOATING or not bool(filters.to_dense().isfinite().all()):
-            got = f"{filters.dtype} on {filters.device}, or NaN or infinite values"
-            raise ValueError(bad("filters", "must be finite floating-point numbers", got))
-    elif not isinstance(filters, str) or filters not in ("random", "impulse"):
-        raise ValueError(bad("filters", "must be 'random', 'impulse' or a tensor", repr(filters)))
-    elif filters == "impulse" and any(block.parts.out.in_features != channels for block in parts.blocks):
-        inner = parts.blocks[0].parts.out.in_features
-        raise ValueError(bad("filters", f"must not be 'impulse' unless heads have {channels} channels in total", inner))
-    if whole("kernel_size", kernel_size, 1) % 2 == 0 or kernel_size // 2 >= min(parts.grid):
-        raise ValueError(bad("kernel_size", f"must be odd and at most {2 * min(parts.grid) - 1}", kernel_size))
+def kernel_shifts(kernel_size: int, grid: tuple[int, int]) -> Int[Tensor, "s 2"]:
+    """Return the shifts of a K x K kernel, from the centre outwards; raise a `ValueError` if K is even or too large."""
+    if whole("kernel_size", kernel_size, 1) % 2 == 0 or kernel_size // 2 >= min(grid):
+        raise ValueError(bad("kernel_size", f"must be odd and at most {2 * min(grid) - 1}", kernel_size))
     line = range(-(kernel_size // 2), kernel_size // 2 + 1)
     return torch.tensor(sorted(((a, b) for a in line for b in line), key=lambda d: (d[0] ** 2 + d[1] ** 2, d)))
 
 
-def _warn(found: Mapping[str, LayerStart], mass: float, attention: AttentionParts, filters: str | Tensor) -> None:
+def shifted_keys(shifts: Int[Tensor, "h 2"], grid: tuple[int, int]) -> tuple[Int[Tensor, "h n"], Bool[Tensor, "h n"]]:
+    """Return the token at each head's shift, or the nearest in the image, and whether the shift is in the image."""
+    places = torch.cartesian_prod(*map(torch.arange, grid)) + shifts[:, None]  # (h, n, 2)
+    last = torch.tensor(grid) - 1
+    nearest = places.clamp(torch.zeros_like(last), last)
+    return nearest[..., 0] * grid[1] + nearest[..., 1], (places == nearest).all(-1)
+
+
+def warn(found: Mapping[str, LayerStart], mass: float, attention: AttentionParts, values: str | Tensor) -> None:
     """Warn if heads do not reach the required mass, and if the rank of given filters is too high."""
     reached = {name: float(start.mass.mean()) for name, start in found.items()}
     if less := [f"{held:.3f} in {name}" for name, held in reached.items() if held < mass - 1e-3]:
@@ -163,23 +98,24 @@ def _warn(found: Mapping[str, LayerStart], mass: float, attention: AttentionPart
         fix = "Use images like those for training, a smaller kernel_size or a smaller mass."
         warnings.warn(bad("mass", requirement, f"{mass:g}", fix), stacklevel=4)
     lost = [f"{start.filter_error:.3f} in {name}" for name, start in found.items() if start.filter_error > LOST]
-    if lost and isinstance(filters, Tensor):
-        heads, width, taps = attention.heads, attention.head_dim, filters.shape[-1] ** 2
-        rank, most = int(torch.linalg.matrix_rank(filters.permute(2, 3, 0, 1)).max()), heads // taps * width
+    if lost and isinstance(values, Tensor):
+        heads, width, taps = attention.heads, attention.head_dim, values.shape[-1] ** 2
+        rank, most = int(torch.linalg.matrix_rank(values.permute(2, 3, 0, 1)).max()), heads // taps * width
         requirement = f"must have rank at most {most} at each of {taps} taps for {heads} heads of {width} channels"
         fix = f"The relative error of the stored filters is {', '.join(lost)}. Use a lower rank or fewer taps."
-        warnings.warn(bad("filters", requirement, f"rank {rank}", fix), stacklevel=4)
+        warnings.warn(bad("values", requirement, f"rank {rank}", fix), stacklevel=4)
 
 
 @final
 @dataclass(eq=False)
-class _Start:
+class ConvolutionStart:
     """State of an initialisation: a model with a subspace for positions, and images on which layers are measured."""
 
     model: nn.Module
     parts: VitParts
     images: Tensor
-    filters: str | Tensor
+    values: str | Tensor
+    set_values: Callable[[AttentionParts], None]  # unless `values` is a tensor
     taps: Int[Tensor, "s 2"]
     mass: float
     length: float  # norm of positional vectors relative to content
@@ -206,7 +142,7 @@ class _Start:
         for block in blocks:
             heads = block.parts.heads
             which = torch.arange(next_tap, next_tap + heads) % len(self.taps)
-            next_tap = 0 if isinstance(self.filters, Tensor) or heads >= len(self.taps) else next_tap + heads
+            next_tap = 0 if isinstance(self.values, Tensor) or heads >= len(self.taps) else next_tap + heads
             found[block.name] = self._start(block, self.taps[which])
         self._check_finite(first_tensor(self.model(self.images)))
         return found
@@ -245,20 +181,20 @@ class _Start:
         out = first_tensor(block.attention(x))
         assert out is not None
         out, targets = out[:, self.parts.prefix :], [self._exact(attention, x, shifts)]
-        if isinstance(self.filters, Tensor):
-            targets.append(self._convolved(attention, x, self.filters.to(x)))
+        if isinstance(self.values, Tensor):
+            targets.append(self._convolved(attention, x, self.values.to(x)))
         errors = [float(relative_size((out - target).norm(), target.norm())) for target in targets]
-        return LayerStart(shifts, held, error=errors[0], filter_error=lost, given_error=errors[-1])
+        values = "filters" if isinstance(self.values, Tensor) else self.values
+        return LayerStart("convolution", values, shifts, held, errors[0], filter_error=lost, given_error=errors[-1])
 
     def _set_values(self, attention: AttentionParts, shifts: Tensor) -> float:
         """Set the value and output projections; return the relative error of the given filters."""
         value, out, lost = attention.value.weight, attention.out.weight, 0.0  # views
-        if isinstance(self.filters, Tensor):
+        if isinstance(self.values, Tensor):
             size = (attention.heads, attention.head_dim)
-            lost = _factor(self.filters.to(out), shifts, value.unflatten(0, size), out.unflatten(1, size))
-        elif self.filters == "impulse":
-            value.copy_(torch.eye(len(value)))
-            out.copy_(torch.eye(len(value)))
+            lost = _factor(self.values.to(out), shifts, value.unflatten(0, size), out.unflatten(1, size))
+        else:
+            self.set_values(attention)
         self._project_off(out)
         return lost
 
@@ -297,12 +233,8 @@ class _Start:
         return torch.block_diag(*parts).to(self.basis)
 
     def _keys(self, shifts: Int[Tensor, "h 2"]) -> tuple[Int[Tensor, "h n"], Bool[Tensor, "h n"]]:
-        """Return the token at each head's shift, or the nearest in the image, and whether the shift is in the image."""
-        places = torch.cartesian_prod(*map(torch.arange, self.grid)) + shifts[:, None]  # (h, n, 2)
-        last = torch.tensor(self.grid) - 1
-        nearest = places.clamp(torch.zeros_like(last), last)
-        keys = nearest[..., 0] * self.grid[1] + nearest[..., 1]
-        return keys.to(self.basis.device), (places == nearest).all(-1).to(self.basis.device)
+        keys, inside = shifted_keys(shifts, self.grid)
+        return keys.to(self.basis.device), inside.to(self.basis.device)
 
     def _inputs(self, block: VitBlock) -> Tensor:
         """Return the input of a block's attention, which must be the output of the block's norm."""
