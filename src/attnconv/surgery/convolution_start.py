@@ -178,14 +178,13 @@ class ConvolutionStart:
         lost = self._set_values(attention, shifts)
         x = self._inputs(block)
         held = self._set_scores(attention, x, shifts)
-        out = first_tensor(block.attention(x))
-        assert out is not None
-        out, targets = out[:, self.parts.prefix :], [self._exact(attention, x, shifts)]
+        maps, values = attention.maps_and_values(x)
+        out, targets = attention.finish(maps @ values)[:, self.parts.prefix :], [self._exact(attention, x, shifts)]
         if isinstance(self.values, Tensor):
             targets.append(self._convolved(attention, x, self.values.to(x)))
         errors = [float(relative_size((out - target).norm(), target.norm())) for target in targets]
-        values = "filters" if isinstance(self.values, Tensor) else self.values
-        return LayerStart("convolution", values, shifts, held, errors[0], filter_error=lost, given_error=errors[-1])
+        name = "filters" if isinstance(self.values, Tensor) else self.values
+        return LayerStart("convolution", name, shifts, held, errors[0], filter_error=lost, given_error=errors[-1])
 
     def _set_values(self, attention: AttentionParts, shifts: Tensor) -> float:
         """Set the value and output projections; return the relative error of the given filters."""
