@@ -12,13 +12,20 @@ from torch import Tensor, nn
 from attnconv import audit
 from attnconv.inspect import TokenOperator, visit_attention
 from attnconv.operators.base import AttentionOperator
-from attnconv.surgery import conv_initialisation as module, start_as_convolution
-from attnconv.surgery.conv_initialisation import AxisFeatures, cosines
+from attnconv.surgery import LayerStart, convolution_start as module, initialize
+from attnconv.surgery.convolution_start import AxisFeatures, cosines
 from experiments.small_vit import Attention, SmallViT
 from tests.small_hf_vit import SmallHfViT
 from tests.tolerances import tolerance
 
 FILTERS = torch.randn(72, 72, 3, 3, generator=torch.Generator().manual_seed(3))
+
+
+COPY = {"values": "mimetic", "identity": 1.0, "noise": 0.0}  # each head copies its own channels
+
+
+def as_convolution(model: Any, *, values: Any = "unchanged", mass: Any = 0.9, **more: Any) -> dict[str, LayerStart]:
+    return initialize(model, values=values, mass=mass, **more)
 
 
 def model_of(**more: Any) -> SmallViT:
@@ -35,9 +42,9 @@ class Turning(Attention):
 
 class TestMass:
     @pytest.mark.parametrize("prefix", [0, 1, 3])
-    @pytest.mark.parametrize("filters", ["random", "impulse"])
-    def test_heads_hold_what_was_asked_for_in_every_layer(self, prefix: int, filters: Any) -> None:
-        starts = start_as_convolution(model_of(prefix=prefix, depth=3), filters=filters)
+    @pytest.mark.parametrize("options", [{}, COPY], ids=["default", "copy"])
+    def test_heads_hold_what_was_asked_for_in_every_layer(self, prefix: int, options: Any) -> None:
+        starts = as_convolution(model_of(prefix=prefix, depth=3), **options)
         assert list(starts) == ["blocks.0.attn", "blocks.1.attn", "blocks.2.attn"]
         for start in starts.values():
             assert float(start.mass.mean()) == pytest.approx(0.9, abs=1e-3)
@@ -46,7 +53,7 @@ class TestMass:
     def test_the_mass_is_that_of_the_model_as_it_is_read(self) -> None:
         model = model_of()
         images = torch.randn(2, 3, 32, 32)
-        starts = start_as_convolution(model, images=images)
+        starts = as_convolution(model, images=images)
 
         def visit(name: str, operator: AttentionOperator) -> None:
             assert isinstance(operator, TokenOperator)
@@ -59,7 +66,7 @@ class TestMass:
         visit_attention(model, images, visit)
 
     def test_fewer_heads_than_shifts_go_on_in_the_next_layer(self) -> None:
-        starts = start_as_convolution(model_of(depth=3))
+        starts = as_convolution(model_of(depth=3))
         shifts = torch.cat([start.shifts for start in starts.values()]).tolist()
         assert len({tuple(shift) for shift in shifts[:9]}) == 9
         assert shifts[0] == shifts[9] == [0, 0]
@@ -67,25 +74,25 @@ class TestMass:
     @pytest.mark.parametrize(("heads", "dim"), [(9, 144), (12, 192), (16, 256)])
     def test_the_score_is_the_mass_whatever_the_number_of_heads(self, heads: int, dim: int) -> None:
         model, images = model_of(dim=dim, num_heads=heads, depth=1), torch.randn(2, 3, 32, 32)
-        start_as_convolution(model, images=images, mass=0.99)
+        as_convolution(model, images=images, mass=0.99)
         (layer,) = audit(model, images).layers
         assert layer.statistics.convolution_score == pytest.approx(0.99, abs=0.01)
         assert layer.statistics.coverage == pytest.approx(0.99, abs=0.01)
 
     def test_little_room_in_a_head_is_enough_where_sharpness_is_free(self) -> None:
         """Eight dimensions for two axes of eight positions: sinusoids, which a shift rotates exactly."""
-        start = start_as_convolution(model_of(dim=72, num_heads=9), mass=0.99)["blocks.0.attn"]
+        start = as_convolution(model_of(dim=72, num_heads=9), mass=0.99)["blocks.0.attn"]
         assert float(start.mass.min()) > 0.95
 
     def test_scores_become_sharp_enough_where_positions_are_short(self) -> None:
         """The suite makes warnings errors."""
-        start = start_as_convolution(model_of(depth=1), mass=0.9999, position_length=0.01)["blocks.0.attn"]
+        start = as_convolution(model_of(depth=1), mass=0.9999, position_length=0.01)["blocks.0.attn"]
         assert float(start.mass.mean()) == pytest.approx(0.9999, abs=5e-5)
 
     def test_positions_lost_in_rounding_leave_a_model_that_can_be_trained(self) -> None:
         model = model_of(dim=72, num_heads=9, depth=1)
         with pytest.warns(UserWarning, match=r"mass: .*got 0\.9"):
-            start = start_as_convolution(model, position_length=1e-8)["blocks.0.attn"]
+            start = as_convolution(model, position_length=1e-8)["blocks.0.attn"]
         assert bool(start.mass.isfinite().all())
         model(torch.randn(2, 3, 32, 32)).square().sum().backward()
         assert all(bool(part.grad.isfinite().all()) for part in model.parameters() if part.grad is not None)
@@ -93,21 +100,19 @@ class TestMass:
     def test_a_mass_that_is_not_reached_is_said(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "SHARPEST", 3.0)
         with pytest.warns(UserWarning, match=r"mass: .* in blocks.0.attn, 0.*got 0.9") as said:
-            starts = start_as_convolution(model_of())
+            starts = as_convolution(model_of())
         assert f"{float(starts['blocks.0.attn'].mass.mean()):.3f} in" in str(said[0].message)
 
 
 class TestError:
     def test_sharp_heads_are_the_convolution(self) -> None:
         model = model_of(dim=144, num_heads=9)
-        starts = start_as_convolution(model, mass=0.9999)
+        starts = as_convolution(model, mass=0.9999)
         for start in starts.values():
             assert start.error < 2e-3
 
     def test_the_error_falls_with_the_mass(self) -> None:
-        errors = [
-            start_as_convolution(model_of(), mass=mass)["blocks.0.attn"].error for mass in (0.5, 0.9, 0.99, 0.999)
-        ]
+        errors = [as_convolution(model_of(), mass=mass)["blocks.0.attn"].error for mass in (0.5, 0.9, 0.99, 0.999)]
         assert errors == sorted(errors, reverse=True)
         assert errors[0] > 10 * errors[-1]
 
@@ -116,7 +121,7 @@ class TestError:
         shares, errors = [], []
         for length in (1.0, 0.3, 0.1):
             model = model_of()
-            start = start_as_convolution(model, position_length=length)["blocks.0.attn"]
+            start = as_convolution(model, position_length=length)["blocks.0.attn"]
             with torch.no_grad():
                 tokens = model.patch_embed(images) + model.pos_embed[:, -model.patch_embed.num_patches :]
                 seen = model.blocks[0].norm1(tokens)
@@ -133,7 +138,7 @@ class TestError:
         filters = torch.einsum("tdr,tcr->dct", factors[0], factors[1]).unflatten(2, (3, 3))
         model = model_of(dim=72, num_heads=9)
         images = torch.randn(2, 3, 32, 32)
-        start = start_as_convolution(model, filters=filters, images=images, mass=0.9999)["blocks.0.attn"]
+        start = as_convolution(model, values=filters, images=images, mass=0.9999)["blocks.0.attn"]
         assert start.filter_error < 1e-5
         assert model.cls_token is not None
         basis = torch.cat((model.pos_embed[0], model.cls_token[0])).detach()
@@ -158,8 +163,8 @@ class TestError:
         assert start.given_error > relative
 
     def test_filters_of_full_rank_say_what_is_lost(self) -> None:
-        with pytest.warns(UserWarning, match=r"filters: .*got rank 72") as said:
-            start = start_as_convolution(model_of(dim=72, num_heads=9), filters=FILTERS)["blocks.0.attn"]
+        with pytest.warns(UserWarning, match=r"values: .*got rank 72") as said:
+            start = as_convolution(model_of(dim=72, num_heads=9), values=FILTERS)["blocks.0.attn"]
         singular = torch.linalg.svdvals(FILTERS.permute(2, 3, 0, 1))
         expected = (singular[..., 8:].square().sum() / singular.square().sum()).sqrt()
         assert start.filter_error == pytest.approx(float(expected), rel=1e-4)
@@ -175,24 +180,24 @@ class TestError:
         filters = ((basis * sizes) @ basis.T)[:, :, None, None].expand(-1, -1, 3, 3)
         with warnings.catch_warnings(record=True) as heard:
             warnings.simplefilter("always")
-            starts = start_as_convolution(model_of(dim=72, num_heads=9, depth=1), filters=filters)
+            starts = as_convolution(model_of(dim=72, num_heads=9, depth=1), values=filters)
         assert starts["blocks.0.attn"].filter_error == pytest.approx(part, rel=1e-3)
-        assert [str(warning.message).split(":")[0] for warning in heard] == ["filters"] * said
+        assert [str(warning.message).split(":")[0] for warning in heard] == ["values"] * said
 
     def test_filters_that_fit_are_taken_without_a_word(self) -> None:
         """The suite makes warnings errors."""
-        starts = start_as_convolution(model_of(dim=72, num_heads=9), filters=FILTERS[:, :, 1:2, 1:2])
+        starts = as_convolution(model_of(dim=72, num_heads=9), values=FILTERS[:, :, 1:2, 1:2])
         assert max(start.filter_error for start in starts.values()) < 1e-5
 
     def test_without_given_filters_there_is_one_error(self) -> None:
-        for start in start_as_convolution(model_of()).values():
+        for start in as_convolution(model_of()).values():
             assert start.given_error == start.error
 
 
 class TestTraining:
     def test_queries_and_keys_learn(self) -> None:
         model = model_of()
-        start_as_convolution(model)
+        as_convolution(model)
         model(torch.randn(2, 3, 32, 32)).square().sum().backward()
         gradient = model.blocks[0].attn.qkv.weight.grad
         assert gradient is not None
@@ -201,19 +206,19 @@ class TestTraining:
     def test_only_the_named_layers_change_their_queries(self) -> None:
         model = model_of()
         before = model.blocks[0].attn.qkv.weight.detach().clone()
-        assert list(start_as_convolution(model, layers=[1])) == ["blocks.1.attn"]
+        assert list(as_convolution(model, layers=[1])) == ["blocks.1.attn"]
         torch.testing.assert_close(model.blocks[0].attn.qkv.weight.detach(), before, rtol=0, atol=0)
 
 
 class TestHuggingFaceNames:
-    @pytest.mark.parametrize("filters", ["random", "impulse"])
+    @pytest.mark.parametrize("options", [{}, COPY], ids=["default", "copy"])
     @pytest.mark.parametrize("nested", [False, True])
     @pytest.mark.parametrize("prefix", [0, 1, 3])
-    def test_it_is_the_same_in_every_layout(self, prefix: int, nested: bool, filters: Any) -> None:
+    def test_it_is_the_same_in_every_layout(self, prefix: int, nested: bool, options: Any) -> None:
         plain = model_of(prefix=prefix)
         other = SmallHfViT(copy.deepcopy(plain), nested=nested)
-        wanted = start_as_convolution(plain, filters=filters)
-        found = start_as_convolution(other, filters=filters)
+        wanted = as_convolution(plain, **options)
+        found = as_convolution(other, **options)
         assert list(found) == ["vit.layers.0.attention", "vit.layers.1.attention"]
         for one, two in zip(found.values(), wanted.values(), strict=True):
             assert one.error == pytest.approx(two.error, rel=1e-2)
@@ -225,7 +230,7 @@ class TestHuggingFaceNames:
         model = SmallHfViT(model_of())
         model.vit.layers[1].layer_scale1.lambda1.data[3] = 2
         with pytest.raises(ValueError, match=r"model.vit.layers.1.layer_scale1: .*got several"):
-            start_as_convolution(model)
+            as_convolution(model)
 
 
 class TestRefusals:
@@ -234,10 +239,10 @@ class TestRefusals:
         ("arguments", "message"),
         [
             ({"mass": 1.0}, "mass: .*got 1.0"),
-            ({"filters": "gabor"}, "filters: .*got 'gabor'"),
-            ({"filters": FILTERS}, r"filters: must be \(64, 64, K, K\).*got \(72, 72, 3, 3\)"),
-            ({"filters": torch.tensor(1.0)}, r"filters: must be \(64, 64, K, K\).*got \(\)"),
-            ({"filters": torch.ones(64, 64, 1, 1, device="meta")}, "filters: must be finite.*on meta"),
+            ({"values": "gabor"}, "values: .*got 'gabor'"),
+            ({"values": FILTERS}, r"values: must be \(64, 64, K, K\).*got \(72, 72, 3, 3\)"),
+            ({"values": torch.tensor(1.0)}, r"values: must be \(64, 64, K, K\).*got \(\)"),
+            ({"values": torch.ones(64, 64, 1, 1, device="meta")}, "values: must be finite.*on meta"),
             ({"layers": [5]}, r"layers: .*got \[5\]"),
             ({"layers": []}, r"layers: .*got \[\]"),
             ({"layers": ["0"]}, r"layers: .*got \['0'\]"),
@@ -247,7 +252,7 @@ class TestRefusals:
     )
     def test_arguments_out_of_range(self, arguments: Any, message: str) -> None:
         with pytest.raises(ValueError, match=message):
-            start_as_convolution(model_of(), **arguments)
+            as_convolution(model_of(), **arguments)
 
     @pytest.mark.parametrize(
         ("images", "message"),
@@ -261,23 +266,23 @@ class TestRefusals:
         model = model_of()
         before = copy.deepcopy(model.state_dict())
         with pytest.raises(ValueError, match=message):
-            start_as_convolution(model, images=images)
+            as_convolution(model, images=images)
         for name, value in model.state_dict().items():
             torch.testing.assert_close(value, before[name], rtol=0, atol=0)
 
     def test_models_without_numbers(self) -> None:
         model = model_of()
         with pytest.raises(ValueError, match=r"model: .*got .* meta device"):
-            start_as_convolution(copy.deepcopy(model).to("meta"))
+            as_convolution(copy.deepcopy(model).to("meta"))
         model.head.bias.data[0] = torch.nan
         with pytest.raises(ValueError, match=r"head.bias: .*got NaN .*\(in model\)"):
-            start_as_convolution(model)
+            as_convolution(model)
 
     def test_models_of_another_kind(self) -> None:
         with pytest.raises(ValueError, match=r"model: .*got Linear"):
-            start_as_convolution(nn.Linear(2, 2))
+            as_convolution(nn.Linear(2, 2))
         with pytest.raises(ValueError, match=r"model.blocks.0.attn: .*got Attention with q_norm"):
-            start_as_convolution(model_of(qk_norm=True))
+            as_convolution(model_of(qk_norm=True))
 
     def test_attention_of_other_terms(self) -> None:
         norm, turning, biased = Attention(64, 4), Turning(64, 4), Attention(64, 4)
@@ -292,7 +297,7 @@ class TestRefusals:
             model = model_of()
             model.blocks[1].attn = attention
             with pytest.raises(ValueError, match=rf"model.blocks.1.attn: .*{words}"):
-                start_as_convolution(model)
+                as_convolution(model)
 
     def test_a_refused_model_is_as_it_was(self) -> None:
         """A hook that scales the input between the block's norm and its attention."""
@@ -300,7 +305,7 @@ class TestRefusals:
         model.blocks[1].attn.register_forward_pre_hook(lambda _module, args: (2 * args[0],))
         before = {name: value.clone() for name, value in model.state_dict().items()}
         with pytest.raises(ValueError, match=r"model.blocks.1.attn: .*got Attention on other"):
-            start_as_convolution(model)
+            as_convolution(model)
         for name, value in model.state_dict().items():
             torch.testing.assert_close(value, before[name], rtol=0, atol=0)
 
@@ -308,14 +313,14 @@ class TestRefusals:
         model = model_of()
         model.blocks[1].mlp.fc2 = nn.Identity()
         with pytest.raises(ValueError, match=r"model.blocks.1: .*got Mlp"):
-            start_as_convolution(model)
+            as_convolution(model)
         del model.blocks[1].norm1
         with pytest.raises(ValueError, match=r"model.blocks.1: .*got Block"):
-            start_as_convolution(model)
+            as_convolution(model)
         model = model_of()
         model.pos_embed = nn.Parameter(torch.zeros(1, 70, 64))
         with pytest.raises(ValueError, match=r"model: .*got SmallViT"):
-            start_as_convolution(model)
+            as_convolution(model)
 
 
 @pytest.mark.parametrize("size", [1, 2, 5, 14])

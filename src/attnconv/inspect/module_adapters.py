@@ -237,10 +237,10 @@ def vit_parts(model: nn.Module) -> VitParts:
     positions, embed, blocks = (
         next((inside[name] for name in names if name in inside), None) for names in (POSITIONS, PATCHES, BLOCKS)
     )
-    if "conv_proj" in inside:  # torchvision: the model itself embeds the patches
+    if "conv_proj" in inside:  # torchvision, where the model itself embeds the patches
         embed, patches, embedded = model, inside["conv_proj"], getattr(model, "_process_input", None)
     else:
-        embedded, patches = embed, _first(embed, ("proj", "projection"))
+        embedded, patches = embed, embed and _first(embed, ("proj", "projection"))
     if embedded is None or positions is None or not isinstance(blocks, nn.ModuleList | nn.Sequential):
         raise _refusal(model, "with pos_embed, patch_embed and blocks")
     if not isinstance(patches, nn.Conv2d) or not isinstance(positions, nn.Parameter):
