@@ -7,7 +7,7 @@ border rule determines which positions these are, and the values at those that a
     renormalise   only the image's keys are included, so each row over them sums to 1 (the paper's softmax)
     zero          padding and gaps between keys are included; they receive probability, but their values are zero
     replicate     padding is included; each padding point copies the nearest key
-    reflect       padding is included; each padding point copies the key mirrored at the edge, without repeating the edge
+    reflect       padding is included; each padding point copies the key mirrored at the edge; the edge is not repeated
     circular      padding is included; each padding point copies the key at its position modulo m
 
 The lattice of an image is the product of the lattices of its axes. Lattice probabilities are *folded* onto the image's
