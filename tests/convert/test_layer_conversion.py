@@ -210,7 +210,7 @@ def test_hard_heads_anywhere_are_one_convolution(border: Border, padding: int, m
 
 def test_what_no_convolution_continues_is_refused() -> None:
     layer = hard(SelfAttention2d(1, 1, 1, border="reflect", padding=1), [[2, 0]])
-    with pytest.raises(ValueError, match=r"layer: .*got heads up to 2 pixels out"):
+    with pytest.raises(ValueError, match=r"layer: .*got heads up to 2 positions outside"):
         to_conv(layer)
     with pytest.raises(ValueError, match=r"layer: .*got soft heads"):
         to_conv(SelfAttention2d(1, 1, 1))
