@@ -4,10 +4,10 @@ Along one axis, an image has m keys, `spacing` apart, and query i is at position
 key position minus a query position. The *lattice* is the ordered list of all positions included in the softmax. The
 border rule determines which positions these are, and the values at those that are not keys:
 
-    renormalise   only the image's keys are included, so each row over them sums to 1 (the paper's softmax)
+    renormalise   only the image's keys are included; each row of probabilities sums to 1 (the paper's softmax)
     zero          padding and gaps between keys are included; they receive probability, but their values are zero
     replicate     padding is included; each padding point copies the nearest key
-    reflect       padding is included; each padding point copies the key mirrored at the edge; the edge is not repeated
+    reflect       padding is included; each padding point copies the key mirrored at the edge (the edge is not repeated)
     circular      padding is included; each padding point copies the key at its position modulo m
 
 The lattice of an image is the product of the lattices of its axes. Lattice probabilities are *folded* onto the image's
@@ -45,7 +45,7 @@ class Axis:
 
     def __post_init__(self) -> None:
         if self.spacing > 1 and self.border != "zero":
-            raise ValueError(bad("border", "must be 'zero' if spacing is above 1", repr(self.border)))
+            raise ValueError(bad("border", "must be 'zero' if spacing is greater than 1", repr(self.border)))
 
     @property
     def lattice_size(self) -> int:
@@ -80,7 +80,7 @@ class Axis:
         return torch.arange(first - last_query, first - last_query + self.shift_count, device=device)
 
     def windows(self, queries: Tensor) -> Tensor:
-        """Return the indices in `all_shifts` of the shifts of the given query indices (r,), (r, lattice)."""
+        """Return, for query indices (r,), the indices of their shifts in `all_shifts`, (r, lattice)."""
         starts = self.stride * (self.queries - 1 - queries)
         return starts[:, None] + torch.arange(self.lattice_size, device=queries.device)
 
@@ -188,7 +188,7 @@ class Grid:
         """Create the grid of a transposed convolution: keys are `stride` apart, with zeros between them.
 
         There are stride * (size - 1) + window - padding_before - padding_after + output_padding queries per axis: the
-        padding is cropped from the output, and output_padding, at least 0, extends its end. See `make` for the others.
+        padding is cropped from the output, and output_padding (at least 0) extends its end. For the rest, see `make`.
 
         Raises:
             ValueError: If the padding leaves no output, or an argument is out of range.

@@ -230,8 +230,8 @@ def test_wrong_arguments_are_named(arguments: dict[str, Any], message: str) -> N
 @pytest.mark.parametrize(
     ("shape", "sizes", "message"),
     [
-        ((1, 9, 7), None, r"x: must have shape \(batch, tokens, 8 channels\), got shape \(1, 9, 7\)"),
-        ((9, 8), None, r"x: must have shape \(batch, tokens, 8 channels\), got shape \(9, 8\)"),
+        ((1, 9, 7), None, r"x: must be of shape \(batch, tokens, 8\), got shape \(1, 9, 7\)"),
+        ((9, 8), None, r"x: must be of shape \(batch, tokens, 8\), got shape \(9, 8\)"),
         ((1, 10, 8), None, r"x: .*got 10 tokens"),
         ((1, 0, 8), None, r"x: .*got 0 tokens"),
         ((1, 10, 8), (3, 3), r"sizes: .*got \(3, 3\)"),

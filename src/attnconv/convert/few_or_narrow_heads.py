@@ -143,7 +143,7 @@ def place_heads(
     """
     check_convolution(conv)
     if not isinstance(conv, Forward):
-        raise TypeError(bad("conv", "must not be a transposed convolution", type(conv).__name__))
+        raise TypeError(bad("conv", "must be an nn.Conv1d, nn.Conv2d or nn.Conv3d", type(conv).__name__))
     if conv.weight.is_meta:
         raise ValueError(bad("conv", "must have materialised weights", "a convolution on the meta device"))
     heads, restarts, seed = whole("heads", heads, 1), whole("restarts", restarts, 0), whole("seed", seed, 0)

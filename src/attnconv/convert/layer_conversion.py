@@ -62,9 +62,9 @@ def from_conv(
     Args:
         conv: nn.Conv1d, nn.Conv2d, nn.Conv3d or one of their transposed counterparts, with any stride, dilation,
             padding, padding mode, groups and floating-point dtype.
-        alpha: Sharpness of the heads, in 1 / position^2; None for `HARD_ALPHA`, with which heads are hard in every
-            dtype, the layer is equivalent to the convolution, and centres and spreads are frozen. A smaller alpha gives
-            soft heads, which have an error bound and can be trained; `SOFT_ALPHA` = 3 is recommended for training.
+        alpha: Sharpness of the heads, in 1 / position^2. None uses `HARD_ALPHA`, which makes heads hard in every dtype
+            and the layer equivalent to the convolution, and freezes centres and spreads. A smaller alpha gives soft
+            heads, which have an error bound and can be trained; `SOFT_ALPHA` = 3 is recommended for training.
         weights: Matrices of the heads: `slices` for those of the kernel, for which `error_bound` is valid, or `nearest`
             for those with which soft heads best approximate the convolution away from the border.
 
@@ -119,8 +119,7 @@ def equation_9(conv: Forward, *, alpha: float = 46.0) -> SelfAttention:
     """
     check_convolution(conv)
     if not isinstance(conv, Forward):
-        requirement = "must not be a transposed convolution, whose queries lie between keys"
-        raise TypeError(bad("conv", requirement, type(conv).__name__))
+        raise TypeError(bad("conv", "must be an nn.Conv1d, nn.Conv2d or nn.Conv3d", type(conv).__name__))
     _checked(alpha, conv.weight.dtype)
     with torch.no_grad(), torch.device("cpu"):
         centres = torch.tensor(taps(conv), dtype=torch.float64)
@@ -191,9 +190,9 @@ def to_conv(
 
     Raises:
         TypeError: `layer` is not an attention layer, or `x` is not a dense floating-point tensor.
-        ValueError: The layer is on the meta device; no kernel size is given, and heads are soft, not at taps of the
-            window or attend beyond the padding; `x` is missing or has the wrong number of axes; or the kernel cannot be
-            centred, or is too large.
+        ValueError: The layer is on the meta device; without a kernel size, its heads are soft, not at taps of its
+            window, or attend beyond its padding; with a kernel size, `x` is missing or has the wrong number of axes, or
+            the kernel is too large or cannot be centred.
 
     Example:
         >>> conv = torch.nn.Conv2d(2, 3, kernel_size=3, padding=1, padding_mode="reflect")
@@ -301,8 +300,7 @@ def _convolution(layer: SelfAttention, sizes: Sequence[int], steps: Sequence[int
     same = not layer.transposed and set(layer.stride) == {1} and pads == padding_of("same", sizes, steps)
     plain = all(first == last and first >= 0 for first, last in pads)
     if not plain and not same:
-        requirement = "must have equal, non-negative padding before and after"
-        raise ValueError(bad("layer", requirement, f"(before, after) = {pads}"))
+        raise ValueError(bad("layer", "must have equal, non-negative padding before and after", pads))
     like = next(layer.parameters())
     options: dict[str, Any] = {"stride": layer.stride, "dilation": steps, "groups": layer.groups}
     options |= {"padding": tuple(first for first, _ in pads) if plain else "same"}

@@ -39,7 +39,7 @@ class Proof:
         way: Method: `dense` (softmax of all scores), `kronecker` (one softmax per axis) or `shift` (for hard heads).
         alpha: Sharpness of the heads, in 1 / position^2.
         hard: Whether the heads are hard in this dtype.
-        relative: Largest absolute difference from the output in float64, divided by the largest absolute output.
+        relative: Largest absolute difference from the convolution's output in float64, over its largest absolute value.
         tightness: Largest ratio of error to error bound over output channels; at most 1 if the bound holds.
     """
 
@@ -93,8 +93,8 @@ def prove(cases: int = 200, *, seed: int = 0, soft: bool = False) -> Iterator[Pr
     Args:
         cases: Number of convolutions, distributed evenly over float64, float32 and bfloat16.
         seed: Seed of the random convolutions.
-        soft: Use soft heads, computed only with the `kronecker` method, instead of hard heads with all methods. Their
-            alpha is sampled log-uniformly between 0.3 and 20, in 1 / position^2.
+        soft: Use soft heads with alpha log-uniform from 0.3 to 20 / position^2, computed with the `kronecker` method
+            only, instead of hard heads with all methods.
     """
     source, dtypes = random.Random(seed), list(ALLOWED)
     ways: tuple[Way, ...] = ("kronecker",) if soft else WAYS

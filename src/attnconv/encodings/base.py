@@ -52,10 +52,10 @@ class Gaussians:
 
     @property
     def covariance(self) -> Float64[Tensor, "h dims dims"]:
-        """Covariance matrices P^-1, in position^2; raises `ValueError` if a P is singular."""
+        """Covariance matrices P^-1, in position^2; raises `ValueError` if any P is singular."""
         inverse, info = torch.linalg.inv_ex(self.precision)
         if bool(info.any()):
-            got = f"singular matrices of heads {info.nonzero().flatten().tolist()}"
+            got = f"singular matrices for heads {info.nonzero().flatten().tolist()}"
             raise ValueError(bad("root_precision", "must be invertible", got))
         return inverse
 
@@ -70,8 +70,7 @@ class Gaussians:
 class Encoding(nn.Module, abc.ABC):
     """Base class of positional encodings: attention scores of each head from positions and, optionally, content.
 
-    `plan`, error bounds, pruning, head statistics and the explorer use only the methods below, so they support custom
-    encodings.
+    `plan`, error bounds, pruning, statistics and the explorer support custom encodings: they use only these methods.
 
     Args:
         heads: Number of heads h, at least 1.
@@ -79,8 +78,7 @@ class Encoding(nn.Module, abc.ABC):
 
     Attributes:
         undecayed: Names of parameters excluded from weight decay, such as centres, which need not be small.
-        by_head: Names of parameters and submodules that are split along axis 0 into one equal part per head; None if
-            not declared.
+        by_head: Names of parameters and submodules split along axis 0 into one part per head; None if not declared.
         reads_content: Whether scores depend on the image's content; if False, they depend only on positions.
     """
 
@@ -101,7 +99,7 @@ class Encoding(nn.Module, abc.ABC):
     def terms(self, grid: Grid, x: Float[Tensor, "b *sizes c"]) -> dict[str, Float[Tensor, "#b h n lattice"]]:
         """Return the terms of the scores at all lattice points; the softmax is applied to their sum.
 
-        The dictionary maps names of terms in equations (7) and (8) to scores, for the terms that the encoding uses:
+        The dictionary has one entry for each term of equations (7) and (8) that the encoding uses, with the name
         `content-content`, `content-position`, `position-content` or `position-position`.
         """
 
@@ -181,8 +179,7 @@ class SeparableEncoding(Encoding):
 
         Args:
             axis: Index of the axis, from 0 (height in 2-D).
-            shifts: Key minus query along that axis, integer values in the dtype of the scores; one row per query and
-                one column per lattice point.
+            shifts: Key minus query along that axis, integer values; one row per query, one column per lattice point.
         """
 
     @final

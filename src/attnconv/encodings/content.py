@@ -58,7 +58,7 @@ class SinusoidalPositions(nn.Module):
 class LearnedPositions(nn.Module):
     """Learned vectors for the positions of an image of the given sizes, interpolated linearly for other image sizes.
 
-    They are initialised with standard deviation `std`. Positions outside the image use the nearest vector inside.
+    They are initialised with standard deviation `std`. Positions outside use the vector of the nearest one inside.
     """
 
     def __init__(self, channels: int, sizes: tuple[int, ...], *, std: float = 0.02) -> None:

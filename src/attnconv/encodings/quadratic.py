@@ -4,8 +4,7 @@
     diagonal      score_h(delta) = -sum_a alpha_h,a (delta_a - Delta_h,a)^2,           alpha_h,a = s_h,a^2 / 2
     generalised   score_h(delta) = -1/2 (delta - Delta_h)^T P_h (delta - Delta_h),     P_h = S_h S_h^T
 
-Scores are computed relative to a shift d0 near the centre. This leaves the softmax unchanged and avoids overflow and
-cancellation:
+Scores are computed relative to a shift d0 near the centre, which avoids overflow and cancellation in the softmax:
 
     |delta - Delta|^2 - |d0 - Delta|^2 = (delta - d0) . (delta + d0 - 2 Delta)
 """
@@ -24,13 +23,13 @@ from attnconv.operators.base import score_dtype
 
 @final
 class Quadratic(SeparableEncoding):
-    """Quadratic encoding of the paper, with one centre and one spread per head (or per head and axis if diagonal).
+    """The paper's quadratic encoding: one centre and one spread per head, or one spread per head and axis.
 
     Args:
         heads, dims: Number of heads and number of axes.
         diagonal: Use one spread per head and axis instead of one per head.
         centre_std: Standard deviation of the initial centres, in positions. The paper states a variance of 2; its code
-            uses a standard deviation of 2, the default here.
+            uses a standard deviation of 2, which is the default here.
         spread_std: Standard deviation of the initial spreads s, in 1 / position; their mean is 1.
 
     Attributes:
@@ -70,11 +69,10 @@ class Quadratic(SeparableEncoding):
 
 @final
 class GeneralizedQuadratic(JointEncoding):
-    """Generalised quadratic encoding of the paper, with a full covariance matrix per head (appendix E).
+    """The paper's generalised quadratic encoding, with a full covariance matrix per head (appendix E).
 
-    Normalise the images, because gradients of scores are differences of numbers as large as the image's mean. In
-    float32, the relative error of the gradient of `root_precision` can reach 1e-3 for images with mean 100 and standard
-    deviation 0.3, but only 1e-5 with mean 0.
+    Normalise the images, because gradients of scores are differences of numbers as large as the mean. In float32, the
+    gradient of `root_precision` can have a relative error of 1e-3 at mean 100 and std 0.3, but only 1e-5 at mean 0.
 
     Args:
         heads, dims: Number of heads and number of axes.

@@ -175,23 +175,21 @@ class GatedPositionalAttention(nn.Module):
     def _sizes(self, x: Tensor, sizes: Sequence[int] | None) -> tuple[int, ...]:
         """Return height and width, validated against the number of tokens."""
         if x.dim() != 3 or x.shape[2] != self.channels:
-            requirement = f"must have shape (batch, tokens, {self.channels} channels)"
-            raise ValueError(bad("x", requirement, f"shape {tuple(x.shape)}"))
+            raise ValueError(bad("x", f"must be of shape (batch, tokens, {self.channels})", f"shape {tuple(x.shape)}"))
         if sizes is None:
             side = round(int(x.shape[1]) ** 0.5)  # a tensor under torch.jit.trace
             if side < 1 or side**2 != x.shape[1]:
                 fix = "Pass sizes=(height, width)."
-                requirement = "must contain the tokens of a square image if sizes is None"
-                raise ValueError(bad("x", requirement, f"{x.shape[1]} tokens", fix))
+                raise ValueError(bad("x", "must form a square image if sizes is None", f"{x.shape[1]} tokens", fix))
             return side, side
         height, width = per_axis("sizes", sizes, 2, least=1)
         if height * width != x.shape[1]:
-            raise ValueError(bad("sizes", f"must multiply to the number of tokens ({x.shape[1]})", (height, width)))
+            raise ValueError(bad("sizes", f"must satisfy height * width = {x.shape[1]} tokens", (height, width)))
         return height, width
 
 
 def fuse_convit(model: nn.Module) -> int:
-    """Replace every `GPSA` in a timm ConViT with a `GatedPositionalAttention`, in place; return how many there were.
+    """Replace each `GPSA` in a timm ConViT with a `GatedPositionalAttention`, in place; return how many were replaced.
 
     The outputs are the same up to rounding. The parameters remain the same tensors and keep their names.
 

@@ -45,7 +45,7 @@ class GridLayer(nn.Module):
             raise ValueError(bad("output_padding", "must be 0 unless transposed=True", self.output_padding))
         if self.transposed and (self.border != "zero" or self.window is None):
             got = f"border={self.border!r}, window={self.window}"
-            raise ValueError(bad("transposed", "requires border='zero' and a window", got))
+            raise ValueError(bad("transposed", "must be False unless border is 'zero' and a window is given", got))
 
     @property
     def kernel_size(self) -> tuple[int, ...] | None:

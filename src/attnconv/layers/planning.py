@@ -38,7 +38,7 @@ class PlannedLayer(GridLayer):
         """Choose the operator once, for images of about the given size, and return the choice.
 
         Forward passes, also traced or exported ones, use it until `unplan` is called or a state dict is loaded, even if
-        centres change. Without a plan, they do not read parameter values, nor sizes when compiled; `plan` reads both.
+        centres change. Without a plan, the choice reads no parameters, and no sizes if compiled; `plan` reads both.
         With `auto`, hard heads run as `shift`, small images as `dense` and others as `structured`.
 
         Args:

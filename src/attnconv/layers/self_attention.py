@@ -38,7 +38,7 @@ class SelfAttention(PlannedLayer):
         encoding: An `Encoding`, or the name of one: `quadratic`, `quadratic-generalized`, `learned`, `learned-content`,
             `sinusoidal`, `absolute-sinusoidal`, `absolute-learned`.
         stride: Distance between neighbouring queries, in positions; one number, or one per axis.
-        padding: Number of points added around the image: one number, one per axis, or (before, after) per axis.
+        padding: Padding around the image, in positions: one number, one per axis, or (before, after) per axis.
         dilation: Kernel dilation, one number or one per axis; scales the initial centres of an encoding given by name.
         border: Border rule: `renormalise`, `zero`, `replicate`, `reflect` or `circular`; see `attnconv.grid`.
         window: Kernel extent per axis, dilation * (kernel_size - 1) + 1; the output size is then that of a convolution.
@@ -66,7 +66,7 @@ class SelfAttention(PlannedLayer):
 
     Raises:
         TypeError: If `encoding`, `dtype` or a number of channels, heads or groups has the wrong type.
-        ValueError: If an argument is out of range, or the encoding's number of heads or axes is not that of the layer.
+        ValueError: If an argument is out of range, or `encoding` has a different number of heads or axes.
     """
 
     def __init_subclass__(cls) -> None:
@@ -134,7 +134,7 @@ class SelfAttention(PlannedLayer):
             raise ValueError(bad("groups", "must divide in_channels and out_channels", got))
         if width is not None and whole("head_channels", width, 1) and groups > 1:
             got = f"head_channels={width} with groups={groups}"
-            raise ValueError(bad("head_channels", "must be None if groups is above 1", got))
+            raise ValueError(bad("head_channels", "must be None if groups is greater than 1", got))
         self.weight = nn.Parameter(torch.empty(heads, inputs // groups, outputs)) if width is None else None
         self.value_weight = None if width is None else nn.Parameter(torch.empty(heads, inputs, width))
         self.output_weight = None if width is None else nn.Parameter(torch.empty(heads, width, outputs))
@@ -219,8 +219,7 @@ class SelfAttention(PlannedLayer):
             raise TypeError(bad("encoding", "must be an Encoding or the name of one", type(encoding).__name__))
         if (encoding.heads, encoding.dims) != (self.heads, self.dims):
             got = f"heads={encoding.heads}, dims={encoding.dims}"
-            requirement = f"must have heads={self.heads} and dims={self.dims}"
-            raise ValueError(bad("encoding", requirement, got))
+            raise ValueError(bad("encoding", f"must have heads={self.heads} and dims={self.dims}", got))
         return encoding
 
     def _pixels(self, x: object) -> Float[Tensor, "b *sizes c"]:

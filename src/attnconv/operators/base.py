@@ -53,7 +53,7 @@ class AttentionOperator(abc.ABC):
 
     @abc.abstractmethod
     def rows(self, queries: Queries) -> Float[Tensor, "#b h r m"]:
-        """Return the attention probabilities of the given queries over all keys; indices are flat and row-major."""
+        """Return the probabilities of the given queries over all keys; indices are flat and row-major, from 0."""
 
     @abc.abstractmethod
     def padding_mass(self, queries: Queries) -> Float[Tensor, "#b h r"]:

@@ -3,7 +3,7 @@
     softmax_{k1, k2} [f(k1 - q1) + g(k2 - q2)]  =  softmax_{k1} f(k1 - q1)  *  softmax_{k2} g(k2 - q2)
 
 The identity is exact under every border rule, so A_h = F_h,1 (x) F_h,2, a Kronecker product. Keys whose weight is below
-eps^2 times the largest of their row are dropped, which changes less than rounding does, and avoids slow denormals.
+eps^2 times the largest of their row are dropped: the error is below rounding, and slow denormals are avoided.
 
 Mixed values A_h X are not saved for the backward pass. If an axis is long, heads are computed one at a time (see
 `kernels.kronecker_long_axes`). Otherwise they are computed together, in an order that keeps matrix products large:

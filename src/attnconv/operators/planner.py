@@ -55,8 +55,7 @@ def seconds(
 ) -> dict[Form, float]:
     """Predict how many seconds each form takes to mix values.
 
-    `channels` is the smaller of a layer's numbers of input and output channels; `low` means products in 16 bits;
-    `block` is in bytes.
+    `channels` is the smaller of a layer's input and output channels, `low` means 16-bit products, `block` is in bytes.
     """
     product, thin = (machine.low_product, machine.low_thin) if low else (machine.product, machine.thin)
     size, queries, keys = 2 if low else 4, grid.query_count, grid.key_count

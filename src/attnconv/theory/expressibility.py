@@ -6,8 +6,7 @@ positions x keys). A layer with matrices W_h is equivalent to the convolution wi
     sum_h A_q[h] W_h = sum_j E_q[j] W_j,     which has a solution for every kernel if and only if     E_q = Phi A_q
 
 for all q with ONE matrix Phi (kernel positions x heads); then W_h = sum_j Phi[j, h] W_j. The paper only requires that
-the row space of A_q contains that of E_q for each q, so that each q may have its own Phi_q. This is necessary, but not
-sufficient; see the example of `can_express`.
+the row space of A_q contains that of E_q, so that each q may have its own Phi_q: necessary, but not sufficient.
 """
 
 from collections.abc import Sequence
@@ -62,7 +61,7 @@ class Expressiveness:
 
     @property
     def missed(self) -> float:
-        """Largest residual that no weights can remove, over the queries inside, or over all queries if none is."""
+        """Largest residual that no weights can remove, over queries inside, or over all queries if none is inside."""
         return (self.uniform if self.uniform_inside is None else self.uniform_inside).worst
 
     @property
@@ -219,8 +218,7 @@ def _laid_over(
         grid = Grid.make(image, stride=1 if stride is None else stride, padding=pads, window=window)
         expected, rows = (grid.query_count, grid.key_count), cast("Tensor", attention).detach()
         if rows.dim() not in (3, 4) or rows.shape[-2:] != expected or 0 in rows.shape:
-            rule = "must have shape ([batch,] heads, {}, {})".format(*expected)
-            rule += f" for {grid.query_sizes} queries and {grid.sizes} keys"
+            rule = f"must have shape ([batch,] heads, {expected[0]}, {expected[1]}) for images of size {grid.sizes}"
             fix = "Remove the rows and columns of class tokens."
             raise ValueError(bad("attention", rule, f"shape {tuple(rows.shape)}", fix))
         operator: AttentionOperator = Dense(grid, rows[None] if rows.dim() == 3 else rows)

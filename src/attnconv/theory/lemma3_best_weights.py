@@ -34,7 +34,7 @@ _FARTHEST = 32  # maximum number of positions beyond the taps, even if heads are
 @final
 @dataclass(frozen=True)
 class Residuals:
-    """Relative residual over three sets of queries: 0 for an exact match, 1 for an approximation by zero.
+    """Relative residuals over three sets of queries: 0 for an exact match, 1 for an approximation by zero.
 
     If all taps of a set of queries read padding zeros, its residual is 0 if attention is 0 too, otherwise infinite.
 
@@ -113,7 +113,7 @@ def imitate(
         everywhere, within, _ = spans.fit()
         best = everywhere if where == "all" else within
         if best is None:
-            got = f"'inside' for an image of {spans.operator.grid.sizes}"
+            got = f"'inside' for images of size {spans.operator.grid.sizes}"
             raise ValueError(bad("where", "must be 'all' if no query has all of its taps in the image", got))
         made = copy.deepcopy(layer)
         weight = torch.einsum("jh,jid->hid", best.phi, head_weights(conv, layer.groups).to(best.phi))
@@ -153,8 +153,7 @@ def imitation_error(
 def nearest_weights(layer: SelfAttention, conv: Convolution) -> Float[Tensor, "h i d"]:
     """Return the best weights away from the border, W_h = sum_j Phi[j, h] W_j, for `Quadratic` heads.
 
-    Away from the border, all queries have the same Phi, the solution of a small least-squares problem over shifts. The
-    layer must have the convolution's geometry.
+    All these queries have the same Phi, which solves a small least-squares problem. The two geometries must match.
     """
     shifts = taps(conv)
     blunt = float(layer.encoding.get_parameter("spread").double().square().min()) / 2
