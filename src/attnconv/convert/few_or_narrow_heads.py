@@ -50,7 +50,7 @@ def head_ranks(layer: SelfAttention) -> list[int]:
 
 
 def low_rank(layer: SelfAttention, head_channels: int, *, exact: bool = False) -> SelfAttention:
-    """Return a copy of a layer whose factored weights best approximate the merged ones; see `low_rank_error`.
+    """Return a copy of a layer with the factored weights that best approximate its own; see `low_rank_error`.
 
     Args:
         layer: A layer with merged weights and one group.

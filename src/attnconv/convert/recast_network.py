@@ -37,12 +37,12 @@ def recast(
 
     Args:
         model: Any module, such as a model from torchvision, timm or Hugging Face, or a single convolution.
-        alpha: Sharpness in 1 / position^2; None for hard heads, which keep the outputs up to rounding. See `from_conv`.
+        alpha: Sharpness in 1 / position^2; None for hard heads, with the same outputs up to rounding. See `from_conv`.
         weights: Matrices of the heads, `slices` or `nearest`; see `from_conv`.
         only: Layers to replace: name patterns (`"layer1.*"`, or `"!stem.*"` to exclude layers), or a function of name
             and module that returns a bool; None for all convolutions. At least one must be selected.
         fast: Run hard heads as shifts, at the cost of a convolution (see `SelfAttention.plan`), instead of computing
-            all probabilities. Loading a state dict discards the plan; restore it with `plan_shifts`.
+            all probabilities. Loading a state dict discards the plan; call `plan_shifts` to restore it.
 
     Returns:
         The copy, on the device of the model. Attention layers have parameters `weight` (heads, in / groups, out),

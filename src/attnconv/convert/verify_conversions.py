@@ -93,8 +93,8 @@ def prove(cases: int = 200, *, seed: int = 0, soft: bool = False) -> Iterator[Pr
     Args:
         cases: Number of convolutions, distributed evenly over float64, float32 and bfloat16.
         seed: Seed of the random convolutions.
-        soft: Use soft heads with alpha log-uniform from 0.3 to 20 / position^2, computed with the `kronecker` method
-            only, instead of hard heads with all methods.
+        soft: Use soft heads, with alpha sampled log-uniformly from 0.3 to 20 / position^2, and only the `kronecker`
+            method, instead of hard heads and all methods.
     """
     source, dtypes = random.Random(seed), list(ALLOWED)
     ways: tuple[Way, ...] = ("kronecker",) if soft else WAYS

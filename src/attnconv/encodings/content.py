@@ -131,7 +131,7 @@ class Absolute(Encoding):
 
 @final
 class SinusoidalFeatures:
-    """Sines and cosines of shifts; the channels, a multiple of 2 * dims, are split equally among axes."""
+    """Sines and cosines of shifts, at geometrically spaced wavelengths; channels are a multiple of 2 * dims."""
 
     def __init__(self, channels: int, dims: int) -> None:
         self.channels = check_sinusoidal("position_channels", channels, dims)

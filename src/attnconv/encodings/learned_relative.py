@@ -24,7 +24,7 @@ from attnconv.operators.kernels.contractions import axis_sum
 
 @final
 class LearnedRelative(SeparableEncoding):
-    """Learned relative encoding without content: attention depends on the shift only and is the same for all images.
+    """Learned relative encoding without content: attention depends only on the shift and is the same for all images.
 
     Args:
         heads, dims: Number of heads and number of axes.

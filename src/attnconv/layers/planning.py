@@ -37,9 +37,9 @@ class PlannedLayer(GridLayer):
     def plan(self, sizes: Sequence[int], *, choose: Literal["auto"] | Plan = "auto") -> Plan:
         """Choose the operator once, for images of about the given size, and return the choice.
 
-        Forward passes, also traced or exported ones, use it until `unplan` is called or a state dict is loaded, even if
-        centres change. Without a plan, the choice reads no parameters, and no sizes if compiled; `plan` reads both.
-        With `auto`, hard heads run as `shift`, small images as `dense` and others as `structured`.
+        Forward passes, including traced and exported ones, use it until `unplan` is called or a state dict is loaded,
+        even if centres change. Without a plan, the choice reads no parameters, and no sizes if compiled; `plan` reads
+        both. With `auto`, hard heads run as `shift`, small images as `dense` and others as `structured`.
 
         Args:
             sizes: Image size per axis, in positions.

@@ -49,7 +49,7 @@ class SelfAttention(PlannedLayer):
         bias: Add a learned bias to the output.
         groups: Number of channel groups, as in a grouped convolution; must divide `in_channels` and `out_channels`.
         head_channels: Width D_h of factored weights W_h = W_val,h W_out,h; None for merged weights W_h.
-        attention_dropout: Dropout rate of the attention probabilities, in [0, 1); training with it uses a dense matrix.
+        attention_dropout: Dropout rate of attention probabilities, in [0, 1); if above 0, training uses a dense matrix.
         backend: `auto` chooses by predicted cost, `reference` computes the softmax of all scores, `structured` uses the
             operator of the encoding, and `dense` stores the matrix of that operator. See also `plan`.
         device: Device of the parameters.

@@ -77,8 +77,8 @@ def imitate(
 ) -> SelfAttention:
     """Return a copy of a layer with the weights and bias that best imitate a convolution, for fixed attention.
 
-    The weights minimise the squared error for white-noise images of the given size. They are exact if `can_express`
-    finds that the layer can express the kernel size. Measure the error with `imitation_error(copy, conv, sizes=...)`.
+    The weights minimise the squared error for white-noise images of the given size. They are exact if the layer can
+    express every kernel of this size (see `can_express`). Measure the error with `imitation_error`.
 
     Args:
         layer: A layer with merged weights and the convolution's channels, stride and output size, and with a bias if
