@@ -43,7 +43,7 @@ class Dense(AttentionOperator):
 
     @staticmethod
     def from_scores(grid: Grid, scores: Float[Tensor, "#b h n lattice"]) -> "Dense":
-        """Compute the softmax over the lattice and fold it onto the image's keys; this is the definition of every operator."""
+        """Compute the softmax over the lattice, folded onto the image's keys, as every operator does by definition."""
         lattice = torch.softmax(scores.to(score_dtype(scores.dtype)), -1)
         return Dense(grid, grid.fold(lattice), (lattice * grid.empty(scores.device)).sum(-1))
 
