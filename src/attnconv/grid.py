@@ -202,7 +202,7 @@ class Grid:
             queries = step * (size - 1) + extent - before - after + extra
             if queries < 1:
                 got = f"padding {(before, after)} cropped from {queries + before + after} outputs"
-                raise ValueError(bad("padding", "must leave at least one output per axis", got))
+                raise ValueError(bad("padding", "must leave at least one output per axis", got, "Reduce the padding."))
             around = (max(extent - 1 - before, 0), max(extent - 1 - after + extra, 0))
             axes.append(Axis(size=size, queries=queries, padding=around, spacing=step, border="zero"))
         return Grid(tuple(axes))

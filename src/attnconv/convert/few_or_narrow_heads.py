@@ -34,7 +34,7 @@ from attnconv.theory.conv_taps import Forward, check_convolution, head_weights, 
 
 _BLUNTEST, _SHARPEST = 0.02, 40.0  # bounds of alpha, in 1 / position^2
 _BEYOND = 8  # margin around the taps for the fit of few heads, in positions
-_RIDGE = 1e-10  # added to the diagonal of Phi^T Phi, which is singular if heads are equal
+_RIDGE = 1e-10  # added to the diagonal of Phi^T Phi, which is singular if heads are identical
 _STEPS = 200
 
 
@@ -110,7 +110,7 @@ def _merged(layer: Any) -> nn.Parameter:
     if next(layer.parameters()).is_meta:
         raise ValueError(bad("layer", "must have materialised weights", "a layer on the meta device"))
     if layer.weight is None:
-        raise ValueError(bad("layer", "must have merged weights", "factored weights"))
+        raise ValueError(bad("layer", "must have merged weights", "factored weights", "Omit head_channels."))
     if layer.groups > 1:
         raise ValueError(bad("layer", "must have a single group", layer.groups))
     return layer.weight

@@ -178,7 +178,7 @@ def _check_whole(model: nn.Module, found: dict[str, nn.Module]) -> None:
 
 
 def _check_ties(model: nn.Module, found: dict[str, nn.Module]) -> None:
-    """Raise an error if a convolution shares its weight with a module that uses another layout of it."""
+    """Raise an error if a convolution shares its weight with a module that uses a different layout."""
     layouts: dict[nn.Parameter, tuple[str, object]] = {}
     replaced = set(found.values())
     for path, module in model.named_modules():

@@ -104,8 +104,7 @@ def imitate(
     if where not in ("all", "inside"):
         raise ValueError(bad("where", "must be 'all' or 'inside'", repr(where)))
     if layer.weight is None:
-        fix = "Create the layer without head_channels."
-        raise ValueError(bad("layer", "must have merged weights", "factored weights", fix))
+        raise ValueError(bad("layer", "must have merged weights", "factored weights", "Omit head_channels."))
     with torch.no_grad():
         spans = _beside(layer, conv, x, sizes)
         if conv.bias is not None and layer.bias is None:
