@@ -31,7 +31,7 @@ ALLOWED: dict[torch.dtype, float] = {torch.float64: 1e-10, torch.float32: 1e-5, 
 @final
 @dataclass(frozen=True)
 class Proof:
-    """Result of computing one convolution by attention.
+    """Result of computing one convolution with attention.
 
     Attributes:
         title: Description of the convolution and the image.
@@ -53,7 +53,7 @@ class Proof:
 
 
 def draw_convolution(source: random.Random, dtype: torch.dtype) -> tuple[Convolution, Tensor]:
-    """Sample a random convolution, and two images for it.
+    """Sample a convolution and two images for it, with the random number generator `source` and the given dtype.
 
     Convolutions are forward or transposed, with one to three axes, kernel sizes 1 to 5, strides and dilations 1 to 3,
     padding as numbers, "same" or "valid", any padding mode, one, two or four groups, and with or without bias.
