@@ -55,7 +55,7 @@ SHAPE = re.compile(r"(?<![\w*`\\])\*(?=[\w.])(?![^*\n]*\w\*)")
 def plain_text(_app: Any, _what: str, _name: str, _object: Any, _options: Any, lines: list[str]) -> None:
     """Convert a docstring to reStructuredText: indented formulas become literal blocks, and `*sizes` is escaped.
 
-    Names that share a description (`stride, padding: ...`) get separate entries, because napoleon expects a single name.
+    Names that share a description (`stride, padding: ...`) get separate entries, because napoleon expects one name.
     """
     text = SHARED.sub(
         lambda entry: "\n".join(f"    {name}{entry[2]}" for name in entry[1].split(", ")), "\n".join(lines)
