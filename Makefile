@@ -92,4 +92,4 @@ format: $(STAMP)  ## format the code and apply safe fixes
 	$(BIN)/ruff format .
 
 clean:  ## remove what builds and caches left, but not .venv, runs or data
-	rm -rf build dist web/dist docs/_build .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf build dist web/dist docs/_build docs/notebooks .mypy_cache .pytest_cache .ruff_cache .hypothesis
