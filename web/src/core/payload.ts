@@ -203,7 +203,7 @@ function fits(shape: readonly number[], letters: readonly string[], sizes: Recor
 
 function fail(field: string, requirement: string, got: unknown): never {
   const shown = typeof got === "string" || typeof got === "number" ? got : JSON.stringify(got); // JSON would write Infinity as null
-  throw new Error(`payload: ${field}: ${requirement}, got ${String(shown).slice(0, 80)}. Export it again with `attnconv explore --export DIR`.`);
+  throw new Error(`payload: ${field}: ${requirement}, got ${String(shown).slice(0, 80)}. Export it again: attnconv explore --export DIR`);
 }
 
 function record(value: unknown, path: string): Record<string, unknown> {

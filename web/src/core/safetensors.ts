@@ -53,7 +53,7 @@ export function readSafetensors(bytes: ArrayBuffer): Safetensors {
 }
 
 function fail(requirement: string): never {
-  throw new Error(`payload: ${requirement}. Export it again with `attnconv explore --export DIR`.`);
+  throw new Error(`payload: ${requirement}. Export it again: attnconv explore --export DIR`);
 }
 
 function readHeader(bytes: ArrayBuffer): { json: Record<string, unknown>; end: number } {
