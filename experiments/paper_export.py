@@ -93,7 +93,7 @@ def join(folder: Path, out: Path) -> list[Path]:
 
     Args:
         folder: Folder written by `export`.
-        out: Folder to restore; files of the same names are replaced.
+        out: Folder to restore; files with the same names are replaced.
 
     Returns:
         Paths of the weights files.
@@ -123,5 +123,5 @@ def _whole(folder: Path, name: str, about: Mapping[str, Any]) -> bytes:
         raise ValueError(bad("folder", f"must contain all parts of {name}", f"no {', '.join(missing)}"))
     content = b"".join((folder / part).read_bytes() for part in about["parts"])
     if hashlib.sha256(content).hexdigest() != about["sha256"]:
-        raise ValueError(bad("folder", f"must contain {name} as exported", "other bytes", "Download them again."))
+        raise ValueError(bad("folder", f"must contain {name} as exported", "other content", "Download it again."))
     return content
