@@ -1,7 +1,8 @@
 """Hard attention heads compared with the equivalent convolution.
 
 Every distinct convolution of ResNet-18 is compared with its conversion by `from_conv`, planned for the image's size, in
-the forward pass, and in the forward and backward pass. For the first convolution, the gradient of the input is not computed.
+the forward pass, and in the forward and backward pass. For the first convolution, the gradient of the input is not
+computed.
 
     python -m benchmarks hard-heads
 """

@@ -123,5 +123,5 @@ def _whole(folder: Path, name: str, about: Mapping[str, Any]) -> bytes:
         raise ValueError(bad("folder", f"must contain all parts of {name}", f"no {', '.join(missing)}"))
     content = b"".join((folder / part).read_bytes() for part in about["parts"])
     if hashlib.sha256(content).hexdigest() != about["sha256"]:
-        raise ValueError(bad("folder", f"must contain {name} as exported", "other content", "Download it again."))
+        raise ValueError(bad("folder", f"must contain {name} as exported", "other bytes", "Download them again."))
     return content

@@ -27,7 +27,7 @@ def find_page() -> str:
     for path in (PACKAGED, BUILT):
         if path.is_file():
             return path.read_text(encoding="utf-8")
-    fix = "In a checkout, build it with `make page`, which needs Node 20 or newer. Released wheels include it."
+    fix = "In a checkout, build it with `make page`, which needs Node 20.19 or newer. Released wheels include it."
     raise FileNotFoundError(bad("page", "must be included in the package", f"nothing at {PACKAGED} or {BUILT}", fix))
 
 
