@@ -198,7 +198,7 @@ def final(tuned: Sequence[Tuned]) -> list[Result]:
 
 
 def tables(equality: Equality, tuned: dict[str, list[Tuned]], settings: Settings) -> str:
-    """Return the Markdown tables of the recast, of fine-tuning, and of the learning rates."""
+    """Return the Markdown tables of recasting, of fine-tuning, and of the learning rates."""
     lines = [
         "| | CNN | recast with hard heads |",
         "|---|---|---|",
