@@ -86,8 +86,8 @@ def payload(
         budget: Bytes per image, split equally between layers, for everything except images and position tables.
 
     Raises:
-        ValueError: Attention cannot be read or shown; images are missing, constant or rejected, or not one per picture.
-        TypeError: `images` is not a floating point tensor, or `budget` is not an integer.
+        ValueError: Attention cannot be read or shown; images are missing, constant or rejected; or `pictures` do not fit.
+        TypeError: `images` is not a floating-point tensor, or `budget` is not an integer.
 
     Example:
         >>> from attnconv import SelfAttention2d

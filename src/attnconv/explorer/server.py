@@ -4,8 +4,8 @@
     GET  /payload    the payload; 404 if there is none
     POST /image      the bytes of one image file -> a new payload
 
-Errors are {"error": message}, with status 400 to 415, 500 or 503. Requests with another host name or from another
-origin are rejected. Request paths never refer to files. Images are kept in memory until the response is sent.
+Errors are {"error": message}, with status 400 to 415, 500 or 503. Requests with a different host name or from a
+different origin are rejected. Request paths never refer to files. Images are kept in memory until the response is sent.
 
 At most `SERVED` connections are read at a time; others wait in order of arrival. A client has `PATIENCE` seconds to
 send a request's headers, and may pause for as long while it reads a response; a body may stall for `STALL` seconds.
@@ -110,7 +110,7 @@ def listen(port: int) -> socket.socket:
     try:
         return socket.create_server((HOST, whole("port", port, 0, 65_535)), backlog=64)  # early clients wait
     except OSError as error:
-        message = bad("port", "must be free", f"{port} ({error.strerror})", "Pass another port, or 0 for any free one.")
+        message = bad("port", "must be free", f"{port} ({error.strerror})", "Use a free port, or 0 for any.")
         raise OSError(error.errno, message) from error
 
 

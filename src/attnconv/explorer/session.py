@@ -80,8 +80,8 @@ def read_upload(
         channels: 3 for RGB, 1 for greyscale.
 
     Raises:
-        UnsupportedTypeError: The type is not in `TYPES` or does not match the bytes, or the file is an animated WebP.
-        TooLargeError: The file has more than `LARGEST_UPLOAD` bytes, or the image too many pixels in all or per side.
+        UnsupportedTypeError: The declared type is not in `TYPES` or not that of the bytes, or the WebP is animated.
+        TooLargeError: The file has over `LARGEST_UPLOAD` bytes, or the image too many pixels in total or per side.
         PictureError: The image is broken, or has more than 8 bits per channel.
     """
     wanted = TYPES.get(declared.partition(";")[0].strip().lower())
