@@ -86,7 +86,7 @@ def payload(
         budget: Bytes per image, split equally between layers, for everything except images and position tables.
 
     Raises:
-        ValueError: Attention cannot be read or shown; images are missing, constant or rejected; or `pictures` do not fit.
+        ValueError: Attention cannot be read or shown; images are missing, constant or rejected; `pictures` do not fit.
         TypeError: `images` is not a floating-point tensor, or `budget` is not an integer.
 
     Example:
