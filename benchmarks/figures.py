@@ -1,4 +1,4 @@
-"""Figures of docs/speed.md: ratios with their ranges, and time over the number of pixels with fitted lines."""
+"""Figures for docs/speed.md: ratios with their ranges, and time over the number of pixels with fitted lines."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar

@@ -1,7 +1,7 @@
 """Scaling of full attention up to a megapixel.
 
 Forward pass of one layer with local or wide heads on one square image, with attention of all queries to all keys. Peak
-memory is also reported for the whole process, and compared with the size of the dense matrices.
+memory is also reported for the whole process, next to the size of the dense matrices.
 
     python -m benchmarks megapixel
 """

@@ -14,7 +14,7 @@ QUESTIONS: Mapping[str, str] = {
     "hard-heads": "How much slower than a convolution are the equivalent hard attention heads?",
     "relative-bias": "How fast is content-based attention with a learned relative bias?",
     "gated": "How fast is ConViT's gated positional attention?",
-    "planner": "Does the planner choose the faster form?",
+    "planner": "Does the planner choose the faster algorithm?",
 }
 
 
