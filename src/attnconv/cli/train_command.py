@@ -14,7 +14,7 @@ from attnconv.training.recipes import RecipeName, recipe
 from attnconv.training.run_folder import RunFolder
 from attnconv.training.settings import RunSettings
 
-_SHOWN = "quadratic-small"  # the preset of the help if none is given
+_SHOWN = "quadratic-small"  # the preset whose defaults the help shows if none is given
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,13 +37,13 @@ class Arguments:
         preset: Model and recipe; `attnconv models` lists the presets. Required unless the --config file names a preset.
         config: JSON file with settings that override the recipe's, such as the settings.json of a run. Flags override
             the file. Settings that are missing from the file take the recipe's values.
-        recipe: Source of the defaults: the paper's hyperparameters, or the modern recipe of the small presets. The
-            default is the preset's recipe.
+        recipe: Recipe that sets the defaults: modern, for the small presets, or paper, the paper's hyperparameters.
+            The default is the preset's recipe.
         out: Run folder. The default is runs/PRESET.
-        resume: Resume the run in the folder after its last complete epoch, with its settings; start a new run if there
-            is none.
-        start_from: Run folder or weights file (.safetensors) with the model to train, such as the output of `attnconv
-            prune`; PRESET then selects only the recipe. The default is a new model with random weights.
+        resume: Resume the run in the folder after its last complete epoch, with its settings; start a new run if the
+            folder contains none.
+        start_from: Run folder or weights file (.safetensors) with the initial weights, such as the output of
+            `attnconv prune`; PRESET then selects only the recipe. The default is a new model with random weights.
         settings: All settings of the run.
     """
 
