@@ -35,7 +35,7 @@ class Arguments(AttentionOptions):
         skip_unreadable: Skip and list attention layers that cannot be read, such as pooling heads, instead of
             stopping with an error.
         out: Output folder. It must be new, empty or written by an earlier audit. The default is audits/MODEL.
-        publication: Also write the figures as PDF, omit their titles, and keep the text in SVG files editable.
+        publication: Prepare figures for print: add PDF files, omit titles, and keep the text of SVG files editable.
     """
 
     model: Positional[str]

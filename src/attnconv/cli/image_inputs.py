@@ -30,7 +30,7 @@ class ImageOptions:
         images: Maximum number of images to read.
         image_size: Image height and width in pixels: HxW, or N for both. The default is the model's image size, or 224
             if it is unknown. Models from timm and Hugging Face with a fixed image size are built for the given size.
-        skip_broken: Skip and list files that cannot be read or are one uniform colour, instead of stopping.
+        skip_broken: Skip and list files that cannot be read or consist of a single colour, instead of stopping.
         pretrained: Download pretrained weights for a timm, torchvision or Hugging Face model.
     """
 

@@ -34,9 +34,10 @@ class Arguments(ImageOptions):
     Attributes:
         model: Network to recast and compare: preset, run folder, checkpoint, timm:NAME, hf:NAME, torchvision:NAME or
             package.module:function. Without MODEL, random convolutions are compared.
-        cases: Number of random convolutions, sampled from all options of PyTorch's convolution layers.
+        cases: Number of random convolutions; their options cover those of PyTorch's convolution layers.
         seed: Seed of the random convolutions.
-        alpha: Sharpness of the network's heads, in 1 / position^2. By default, heads are hard.
+        alpha: Sharpness of the network's heads, in 1 / position^2. By default, heads are hard: each
+            query attends to one key.
     """
 
     model: Positional[str | None] = None

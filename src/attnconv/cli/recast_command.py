@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class Arguments(ImageOptions):
     """Replace the convolutions of a network with equivalent multi-head self-attention layers.
 
-    Compares the two networks layer by layer, and writes the new one in the formats that are requested.
+    Compares the two networks layer by layer, and writes the new one if --out, --export or --onnx is given.
 
     Examples:
         attnconv recast resnet18 --out resnet18.safetensors
@@ -32,8 +32,8 @@ class Arguments(ImageOptions):
         out: New weights file (.safetensors), which `attnconv.load` and all commands that accept a MODEL can read.
         export: New file (.pt2) for the program exported with torch.export, which PyTorch can run without this library.
         onnx: New ONNX file; requires the packages onnx and onnxscript.
-        alpha: Sharpness of the heads, in 1 / position^2. By default, heads are hard, and outputs are unchanged.
-        weights: Weights of soft heads: those nearest to the convolution, or slices of its kernel.
+        alpha: Sharpness of the heads, in 1 / position^2. By default, heads are hard: each query attends to one key.
+        weights: Weights of soft heads: the best approximation of the convolution (nearest), or slices of its kernel.
         only: Glob patterns for the names of the layers to replace; patterns that start with "!" exclude layers. The
             default is all convolutions.
     """

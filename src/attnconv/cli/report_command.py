@@ -20,7 +20,7 @@ class Arguments:
     Attributes:
         run: Run folder written by `attnconv train`; training need not be complete.
         out: Output folder. It must be new, empty or written by an earlier report. The default is RUN/report.
-        publication: Also write the figures as PDF, omit their titles, and keep the text in SVG files editable.
+        publication: Prepare figures for print: add PDF files, omit titles, and keep the text of SVG files editable.
     """
 
     run: Positional[Path]

@@ -36,9 +36,9 @@ class Arguments:
         only: Models to train: resnet18, quadratic, quadratic-generalized, quadratic-generalized-pruned, learned,
             learned-content, quadratic-16-heads. The default is all of these. quadratic-attention-dropout, which
             applies dropout with rate 0.1 to attention probabilities like the paper's code, is trained only if named.
-        seeds: Number of runs of each model, with consecutive seeds; Table 1 reports their mean and standard deviation.
+        seeds: Number of runs of each model; Table 1 reports the mean and standard deviation of their accuracies.
         out: Folder for the runs, figures and tables. The default is reproduction/SCALE.
-        data_root: Folder that contains CIFAR-10; the data set is downloaded if it is missing. Scale tiny ignores it.
+        data_root: Folder that contains CIFAR-10; the data set is downloaded if it is missing. Not used by tiny.
         plan: Print the planned runs and exit.
         draw: Skip training; write the figures and tables of the existing runs, and report settings that differ from
             those of the scale.

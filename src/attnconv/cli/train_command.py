@@ -40,8 +40,8 @@ class Arguments:
         recipe: Recipe that sets the defaults: modern, for the small presets, or paper, the paper's hyperparameters.
             The default is the preset's recipe.
         out: Run folder. The default is runs/PRESET.
-        resume: Resume the run in the folder after its last complete epoch, with its settings; start a new run if the
-            folder contains none.
+        resume: Resume the run in the folder after its last complete epoch, with the run's settings; start a new run if
+            the folder contains none.
         start_from: Run folder or weights file (.safetensors) with the initial weights, such as the output of
             `attnconv prune`; PRESET then selects only the recipe. The default is a new model with random weights.
         settings: All settings of the run.

@@ -20,9 +20,9 @@ class DataSettings:
             unpacked files, or parquet files in the layout of the Hugging Face hub. For image folders, it contains
             train/CLASS/*.png and test/CLASS/*.png, or CLASS/*.png.
         validation: Number of training images held out for validation; 0 holds out none. The default is 5000 for
-            CIFAR, 200 for digits, and a tenth of the training images of a folder.
+            CIFAR, 200 for digits, and a tenth of the training images for image folders.
         split_seed: Seed of the validation split. It is independent of the training seed, so that runs with different
-            seeds use the same images.
+            seeds use the same split.
         stratify: Hold out the same fraction of every class.
         limit: Number of training images to use, selected by the split seed. The validation and test images are not
             affected. The default is all training images.
@@ -62,8 +62,8 @@ class AugmentSettings:
         jitter: Strength of random changes in brightness, contrast and saturation, from 0 to 1. The default is 0.2 for
             colour images with the recipe "modern", and 0 otherwise.
         mixup: Parameter a of mixup's Beta(a, a) distribution, from 0 to 1; 0 turns mixup off.
-        cutmix: Parameter a of CutMix's Beta(a, a) distribution, from 0 to 1; 0 turns CutMix off. If both are on, one is
-            chosen at random for each image.
+        cutmix: Parameter a of CutMix's Beta(a, a) distribution, from 0 to 1; 0 turns CutMix off. If mixup is also on,
+            one of the two is chosen at random for each image.
     """
 
     recipe: Literal["none", "paper", "modern"] = "paper"
