@@ -59,7 +59,7 @@ def check_module(model: object, argument: str = "model") -> None:
 def check_tensor(images: object, argument: str = "images") -> None:
     """Raise an error unless the argument is a tensor with a batch axis."""
     if not isinstance(images, Tensor):
-        raise TypeError(bad(argument, "must be a tensor, of shape (b, c, height, width)", type(images).__name__))
+        raise TypeError(bad(argument, "must be a tensor of shape (b, c, height, width)", type(images).__name__))
     if images.dim() < 2:
         fix = "Add a batch axis with images[None]."
         raise ValueError(bad(argument, "must have a batch axis first", f"shape {tuple(images.shape)}", fix))
@@ -77,9 +77,7 @@ def check_dense(images: object, argument: str = "images", *, least: int = 0, dim
     if images.is_meta:
         raise ValueError(bad(argument, "must have data", "a tensor on the meta device"))
     if dims is not None and images.dim() != dims + 2:
-        raise ValueError(
-            bad(argument, f"must have shape (b, c, *sizes) with {dims} sizes", f"shape {tuple(images.shape)}")
-        )
+        raise ValueError(bad(argument, f"must have {dims + 2} axes, (b, c, *sizes)", f"shape {tuple(images.shape)}"))
     if 0 in images.shape[1:]:
         raise ValueError(bad(argument, "must not be empty", f"shape {tuple(images.shape)}"))
     if len(images) < least:

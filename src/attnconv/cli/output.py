@@ -46,9 +46,7 @@ def print_comparison(found: "Comparison", title: str) -> None:
         name = row.name or "(the model)"
         rows.append((name, str(row.heads), alpha, f"{row.scale:.3g}", f"{row.error:.1e}", bound, *flops))
     print_table(title, columns, rows)
-    print_text(
-        "output, difference: maximum absolute values. MFLOPs, attention: MFLOPs of convolution and of attention."
-    )
+    print_text("output, difference: maximum absolute values. MFLOPs, attention: MFLOPs of convolution and attention.")
     relative = found.error / found.scale if found.scale else 0.0
     outputs = f"for outputs up to {found.scale:.3g} ({relative:.1e} relative)"
     print_text(f"Network: maximum difference {found.error:.1e} {outputs}.")

@@ -36,8 +36,7 @@ class Arguments(ImageOptions):
             package.module:function. Without MODEL, random convolutions are compared.
         cases: Number of random convolutions; their options cover those of PyTorch's convolution layers.
         seed: Seed of the random convolutions.
-        alpha: Sharpness of the network's heads, in 1 / position^2. By default, heads are hard: each
-            query attends to one key.
+        alpha: Sharpness of the network's heads, in 1 / position^2. By default, each query attends to one key.
     """
 
     model: Positional[str | None] = None

@@ -42,8 +42,7 @@ class AttentionSettings:
         centres: Initial centres of quadratic heads. near: the shifts nearest to 0, with doubled initial spreads, so
             that nine heads form a 3 x 3 kernel. normal: normally distributed around the query, as in the paper.
         centre_std: Standard deviation of the initial centres, in positions (centres "normal" only).
-        spread_std: Standard deviation of the initial spreads of quadratic heads, in 1 / position; their mean is 1. A
-            head with spread s has sharpness alpha = s^2 / 2.
+        spread_std: Standard deviation of the initial spreads s = sqrt(2 alpha), in 1 / position; their mean is 1.
         image_size: Side of the training images, in pixels. The model also accepts images of other sizes.
         image_channels: Number of image channels.
         classes: Number of classes.
