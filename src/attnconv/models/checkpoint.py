@@ -1,6 +1,6 @@
 """Weights files: self-contained checkpoints and recast networks in the safetensors format.
 
-The tensors are a model's state dict; loading a file never executes code. The header's metadata contain the strings
+The tensors are a model's state dict; loading a file never executes code. The header metadata contains the strings
 
     format            "attnconv" (checkpoint) or "attnconv-recast" (recast network)
     format_version    "1"
@@ -183,7 +183,7 @@ def load_weights(model: nn.Module, checkpoint: Checkpoint) -> None:
 
     Raises:
         TypeError: `model` is not a module, or `checkpoint` is not a `Checkpoint`.
-        ValueError: The model has lazy layers or different tensor names or shapes, or would get NaN or infinity in attention.
+        ValueError: The model has lazy layers, its tensor names or shapes differ, or attention would be NaN or infinite.
     """
     check_module(model)
     if not isinstance(checkpoint, Checkpoint):
