@@ -127,7 +127,7 @@ def _check_state(folder: RunFolder, settings: RunSettings) -> None:
         raise ValueError(bad("state", f"must belong to the run in {folder.path}", "another run", fix, origin=str(file)))
     if "model" not in state:
         fix = "Resume the run with the version of attnconv that wrote it."
-        raise ValueError(bad("state", "must be written by this version", "an earlier one", fix, origin=str(file)))
+        raise ValueError(bad("state", "must be written by this version", "an older state", fix, origin=str(file)))
 
 
 def check_start(folder: RunFolder, settings: RunSettings, start_from: str | Path | None) -> None:

@@ -171,7 +171,7 @@ def choose_epochs(epochs: Sequence[int], count: int) -> list[int]:
 def writing(folder: RunFolder) -> Iterator[None]:
     """Lock a run folder for writing; create it if it is missing, and remove it on exit if it is empty.
 
-    Raises `ValueError` if another process is writing to the folder. With torchrun, only the first process locks the folder.
+    Raises `ValueError` if another process is writing to the folder. With torchrun, only the first process locks it.
     Readers need no lock, since files are replaced atomically.
     """
     if not is_first_process():
