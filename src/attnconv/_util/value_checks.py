@@ -31,7 +31,7 @@ def whole(name: str, value: object, minimum: int, maximum: int = LARGEST) -> int
     """Convert an integer to int; raise `TypeError` for other values and `ValueError` outside the range."""
     try:
         number = operator.index(value) if is_index(value) else None
-    except TypeError:  # raised by floats of NumPy and torch
+    except TypeError:  # raised by floats from NumPy and torch
         number = None
     if number is None:
         raise TypeError(bad(name, f"must be an integer of at least {minimum}", repr(value)))

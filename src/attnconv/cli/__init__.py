@@ -58,7 +58,7 @@ examples:
   attnconv explore runs/first
   attnconv reproduce --scale tiny
   attnconv recast torchvision:resnet18 --pretrained --out resnet18.safetensors
-  attnconv audit timm:vit_tiny_patch16_224 --pretrained --data pictures
+  attnconv audit timm:vit_tiny_patch16_224 --pretrained --data PATH/TO/IMAGES
 """
 
 

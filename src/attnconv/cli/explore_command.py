@@ -23,15 +23,15 @@ class Arguments(AttentionOptions):
 
     Examples:
         attnconv explore
-        attnconv explore runs/first --data pictures
+        attnconv explore runs/first --data PATH/TO/IMAGES
         attnconv explore quadratic-digits --export page
-        attnconv explore timm:vit_tiny_patch16_224 --pretrained --data pictures
+        attnconv explore timm:vit_tiny_patch16_224 --pretrained --data PATH/TO/IMAGES
 
     Attributes:
         model: Preset, run folder, checkpoint, timm:NAME, hf:NAME, torchvision:NAME or package.module:function. The
             default is the run of `attnconv demo` or, if there is none, a bundled example.
-        data: Initial images: a folder of image files (searched recursively), digits or cifar10. Required
-            unless MODEL was trained on digits (the default) or its attention depends only on positions (then noise).
+        data: Initial images: a folder of image files (searched recursively), digits or cifar10. The default is digits
+            for runs trained on them, and noise if attention depends only on positions; otherwise, there is no default.
         snapshots: Maximum number of epochs of a run to show; 0 shows only the loaded weights.
         budget: Maximum size in MB (10^6 bytes) of the attention data stored for each image. If not all queries fit,
             only queries on an evenly spaced grid are stored.

@@ -75,7 +75,7 @@ class Subject:
     def load(cls, name: str, options: ImageOptions, *, resized: bool = True) -> "Subject":
         """Load a model; if `resized`, a model with a fixed image size is built for --image-size.
 
-        The axes, and the channels unless the settings state them, are those of the first convolution, or 2 and 3.
+        Images have the axes and, unless the settings state them, the channels of the first convolution (else 2 and 3).
         """
         from attnconv.models.model_loader import load
         from attnconv.theory.conv_taps import Convolution

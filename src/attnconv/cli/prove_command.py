@@ -28,7 +28,7 @@ class Arguments(ImageOptions):
     Examples:
         attnconv prove
         attnconv prove --cases 2000 --seed 1
-        attnconv prove torchvision:resnet18 --pretrained --data pictures
+        attnconv prove torchvision:resnet18 --pretrained --data PATH/TO/IMAGES
         attnconv prove my_package.models:network --image-size 64 --alpha 6
 
     Attributes:

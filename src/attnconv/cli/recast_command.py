@@ -21,7 +21,7 @@ class Arguments(ImageOptions):
 
     Examples:
         attnconv recast resnet18 --out resnet18.safetensors
-        attnconv recast torchvision:resnet50 --pretrained --data pictures
+        attnconv recast torchvision:resnet50 --pretrained --data PATH/TO/IMAGES
         attnconv recast runs/resnet-small --alpha 4 --only 'layer1.*'
         attnconv recast my_package.models:network --image-size 64 --onnx network.onnx
 

@@ -101,7 +101,7 @@ def _write(arguments: Arguments, out: Path, notes: list[str]) -> None:
 
 
 def _departures(out: Path, scale: ScaleName) -> list[str]:
-    """Describe how runs differ from the settings of a scale, with one sentence per group of runs that differ alike."""
+    """Describe how runs differ from a scale's settings, in one sentence per group of runs with the same differences."""
     from attnconv.training.run_checks import differences
 
     alike: dict[str, list[str]] = {}

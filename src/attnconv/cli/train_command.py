@@ -30,7 +30,7 @@ class Arguments:
         attnconv train --config runs/short/settings.json --seed 7 --out runs/seed-7
         attnconv train quadratic-digits --start-from runs/pruned --out runs/after
         attnconv train quadratic-small --recipe paper --optim-learning-rate 0.05
-        attnconv train quadratic-small --data-name folder --data-root pictures
+        attnconv train quadratic-small --data-name folder --data-root PATH/TO/IMAGES
         torchrun --nproc-per-node 2 -m attnconv train resnet18 --precision bf16
 
     Attributes:
@@ -106,7 +106,7 @@ def run(arguments: Arguments) -> None:
 
 
 def _classes(values: Nested, given: Mapping[str, Any]) -> int:
-    """Return the number of classes of the image folder to train on, or 0 for another data set or a missing folder."""
+    """Return the number of classes of the image folder to train on, or 0 for other data sets or a missing folder."""
     settings = {**flat({"settings": values}), **given}
     folder = Path(str(settings.get("settings.data.root"))).expanduser()
     if settings.get("settings.data.name") != "folder" or not folder.is_dir():

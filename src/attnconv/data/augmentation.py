@@ -47,7 +47,7 @@ def normalise(
     """Normalise uint8 images to (x / 255 - mean) / std per channel.
 
     Args:
-        images: Images with values 0 to 255.
+        images: Images with values from 0 to 255.
         mean: Mean of each channel, for pixels scaled to [0, 1].
         std: Standard deviation of each channel, positive.
 

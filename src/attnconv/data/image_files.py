@@ -286,7 +286,7 @@ class FolderPictures:
     """Images read from a folder.
 
     Attributes:
-        pixels: Images as uint8.
+        pixels: Images (b, channels, height, width), uint8.
         names: Paths of the files relative to the folder, escaped for printing.
         notes: One sentence for each skipped file, and one about files that were enlarged by more than a factor of two.
     """

@@ -29,8 +29,8 @@ class ImageSet:
     """Labelled images in memory.
 
     Args:
-        images: Images with values from 0 to 255.
-        labels: Class index of each image, from 0.
+        images: Images (n, channels, height, width), uint8.
+        labels: Class index of each image, from 0, int64.
 
     Raises:
         ValueError: The shapes or dtypes are invalid, or the images have no pixels or channels.

@@ -32,7 +32,7 @@ from attnconv.models.settings import AttentionSettings, ModelSettings, ResNetSet
 
 
 def build(settings: ModelSettings | str, **changes: Any) -> nn.Module:
-    """Build a model with parameters initialised randomly from torch's global generator.
+    """Build a model with random initial parameters, sampled with torch's global generator.
 
     Args:
         settings: Settings, or the name of a preset.

@@ -68,7 +68,7 @@ def load(
         hf:vit                        a transformers model: a model type, a name on the Hugging Face hub, or a folder
         package.module:function       the return value of a function, which is called without arguments
 
-    Random parameters are sampled from torch's global generator. Reading a checkpoint does not change its state.
+    Random parameters are sampled with torch's global generator, whose state is unchanged if a checkpoint is read.
 
     Args:
         spec: Name of the model in one of the forms above. A `Path` is always a run folder or a checkpoint. Presets have

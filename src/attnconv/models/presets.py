@@ -64,10 +64,10 @@ CATALOGUE: Mapping[str, Preset] = {
         ResNetSettings(widths=(32, 64, 128), blocks=(1, 1, 1)),
         "ResNet baseline with about as many FLOPs as quadratic-small.",
     ),
-    "quadratic-digits": Preset(_DIGITS, "3 layers of 9 isotropic Gaussian heads for the 8 x 8 digits of scikit-learn."),
+    "quadratic-digits": Preset(_DIGITS, "3 layers of 9 isotropic Gaussian heads for scikit-learn's 8 x 8 digits."),
     "resnet-digits": Preset(
         ResNetSettings(widths=(32, 64), blocks=(1, 1), image_size=8, image_channels=1),
-        "ResNet baseline for the 8 x 8 digits of scikit-learn.",
+        "ResNet baseline for scikit-learn's 8 x 8 digits.",
     ),
 }
 

@@ -155,7 +155,7 @@ def sealed(content: bytes) -> bytes:
 def read_state(path: Path) -> dict[str, Any]:
     """Read a training state of tensors and plain values; raise `ValueError` if the checksum is wrong."""
     if not path.is_file():
-        raise FileNotFoundError(bad("state", "must be a training state", f"no file {path}"))
+        raise FileNotFoundError(bad("state", "must be an existing training state", f"no file {path}"))
     fix = "Restore the file, or start a new run in a different folder. The weights files are still valid."
     file = path.read_bytes()
     content = file.partition(b"\n")[2]
