@@ -18,7 +18,7 @@ from attnconv._util.settings import SettingsError
 from attnconv.cli.parsing import in_flags, parse
 
 COMMANDS = {
-    "demo": "convert a convolution to attention and train a small model, in under three minutes",
+    "demo": "convert a convolution to attention and train a model in under three minutes",
     "train": "train a preset and write a run folder",
     "evaluate": "measure the test accuracy of a model",
     "predict": "classify an image",
@@ -29,7 +29,7 @@ COMMANDS = {
     "audit": "measure how convolutional the attention of a model is",
     "explore": "inspect the heads of a model on an interactive page",
     "prune": "remove degenerate heads from a trained model",
-    "calibrate": "measure the speed of this machine so that layers can choose the faster algorithm",
+    "calibrate": "measure this machine's speed so that layers can choose the faster algorithm",
     "models": "list the presets with their parameter and FLOP counts",
     "completion": "print a shell completion script",
 }
