@@ -66,7 +66,7 @@ def test_it_says_what_goes_and_what_that_saves(
     assert drops == {
         "parameters": 16 * 16 + 6,
         "FLOPs, linear layers": saved,
-        "FLOPs, all operations": saved + 2 * 64 * 64 * 16,
+        "FLOPs, with dense attention": saved + 2 * 64 * 64 * 16,
     }
     assert "Can no longer express every 3 x 3 kernel: none of the layers that could." in out
     assert sorted(path.name for path in run.rglob("*")) == before

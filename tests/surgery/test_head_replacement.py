@@ -278,7 +278,7 @@ class TestRefusals:
             ({"heads": {NAME: [0.5]}}, r"heads\['blocks.0.attn'\]: .*got \[0.5\]"),
             ({"heads": [NAME]}, r"heads: .*got \['blocks.0.attn'\]"),
             ({"count": 1, "layers": NAME}, "layers: .*got 'blocks.0.attn'"),
-            ({"count": 1, "images": [[0.0]]}, "images: must be a tensor, .*got list"),
+            ({"count": 1, "images": [[0.0]]}, "images: must be a tensor .*got list"),
         ],
     )
     def test_arguments_of_other_kinds(self, arguments: Any, message: str) -> None:
