@@ -50,7 +50,7 @@ def run(
     heads: int = 9,
     repeats: int = 5,
 ) -> Results:
-    """Measure time, peak memory and differences for all sizes, and the exponent of time per image over pixels."""
+    """Measure time, peak memory and differences for all sizes, and the exponent of time per image over positions."""
     rows: list[Row] = []
     facts = {}
     for root in roots:
@@ -67,7 +67,7 @@ def run(
             )
             seconds.append(rows[-1].median / batch)
         power = exponent([side**2 for _, side in cases], seconds)
-        facts[f"auto, {kind}, exponent of time per image over pixels"] = power
+        facts[f"auto, {kind}, exponent of time per image over positions"] = power
     return Results("full-covariance", "speedup over computing all rows", tuple(rows), facts)
 
 

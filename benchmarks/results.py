@@ -29,7 +29,7 @@ class Row:
         ratio: Time ratio to the first contender of the case, as described by `Results.ratio_name`.
         memory: Peak memory of a step.
         memory_ratio: Peak memory divided by that of the first contender.
-        pixels: Number of pixels of an image.
+        pixels: Number of positions of an image.
         difference: Maximum difference from the outputs of the first contender, relative to their maximum.
         dense_bytes: Size of the dense attention matrices in bytes.
     """
