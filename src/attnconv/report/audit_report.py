@@ -62,8 +62,7 @@ _NOTE = (
 _SCORE_TEXT = (
     "The convolution score is the share of the attention that a convolution with one tap per head accounts for, "
     "corrected for chance: 1 for a convolution, 0 for uniform attention, and slightly above 0 for random attention. "
-    "Heads with the same Gaussian around every query form a blurred convolution, with a low score and a constancy "
-    "near 1."
+    "Heads with the same Gaussian around every query form a blurred convolution: low score, constancy near 1."
 )
 _LAYER_TEXT = (
     "Constancy (0 to 1): how constant the attention patterns are as the query moves, averaged over heads. Coverage (0 "
@@ -71,8 +70,8 @@ _LAYER_TEXT = (
     "to 1): relative distance of these taps from the span of the heads' profiles (mean attention at each shift). "
     "Redundancy (0 to 1): mean cosine between the profiles of two heads. Receptive field: root mean square distance "
     "from the centre of the mean profile. Content share (0 to 1): share of the variance of probabilities that is due "
-    f"to differences between images. {KERNEL} x {KERNEL} residual (0 to 1): part of {KERNEL} x {KERNEL} kernels that "
-    "no value weights of the layer can express, if attention depends only on positions."
+    f"to differences between images. {KERNEL} x {KERNEL} residual (0 to 1): relative norm of the part of {KERNEL} x "
+    f"{KERNEL} kernels that no value weights of the layer can express, if attention depends only on positions."
 )
 _HEAD_TEXT = (
     "Attention of each head (numbered from 0) at the shifts around the query, averaged over queries and images. A "
