@@ -26,7 +26,7 @@ _EPOCHS = 6  # maximum number of panels of Figure 3
 _CONTOURS = ((0.5, "-", 1.4), (0.9, ":", 1.0))  # mass inside, line style, line width
 _BROKEN, _UNIFORM = "not a number", "nearly uniform"
 _NOTE = (
-    "Black square: the query. Contours enclose 50 % (solid) and, where they fit, 90 % (dotted) of the attention. Hollow "
+    "Black square: the query. Contours enclose 50 % (solid) and, if they fit, 90 % (dotted) of the attention. Hollow "
     "marks: centres outside the view. Pale marks: nearly uniform heads (everywhere below twice the uniform attention)."
 )
 
@@ -178,7 +178,7 @@ def percentile_radius(mass: float) -> float:
 
 
 def contour(covariance: FloatArray, mass: float, *, longest: float = math.inf) -> tuple[float, float, float]:
-    """Return the ellipse that contains `mass`: major and minor semi-axis, and the angle of the major axis in radians."""
+    """Return the ellipse that contains `mass`: major and minor semi-axis, and the major axis's angle in radians."""
     variances, directions = np.linalg.eigh((covariance + covariance.T) / 2.0)
     lengths = percentile_radius(mass) * np.sqrt(np.clip(variances, 0.0, None))
     minor, major = (min(float(length), longest) for length in lengths)
