@@ -56,7 +56,7 @@ class LayerMaps:
         self.title, self.query = title, query
         self.maps: FloatArray = np.asarray(maps, dtype=np.float64)
         if self.maps.ndim != 3 or 0 in self.maps.shape:
-            raise ValueError(bad("maps", "must have the shape (heads, rows, columns), each at least 1", self.maps.shape))
+            raise ValueError(bad("maps", "must have the shape (heads, rows, columns), all above 0", self.maps.shape))
 
 
 def reading_order(maps: FloatArray) -> list[int]:
@@ -78,7 +78,7 @@ def draw_attention_maps(
     Args:
         layers: Maps of each layer, first layer first; layers may differ in their numbers of heads and positions.
         title: Title of the figure.
-        zoom: Side of the window around the query, in positions, odd; None shows all. Colours are scaled to the whole map.
+        zoom: Side of the window around the query, in positions, odd; None shows all. Colours are scaled to all positions.
         orders: Indices of the heads of each layer, in the order of their columns; None sorts by largest probability.
         picture: Image to show above the maps, (height, width, 3) with values in [0, 1]; None for no image.
 
