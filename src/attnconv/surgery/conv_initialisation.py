@@ -45,7 +45,7 @@ class LayerStart:
 
     Attributes:
         shifts: Shift of each head, key minus query (row, column), in tokens.
-        mass: Mean attention of each head at its shift, 0 to 1, over the queries for which it is inside the image.
+        mass: Mean attention of each head at its shift, 0 to 1, over the queries whose shifted position is in the image.
         error: `|layer - convolution| / |convolution|` at the image tokens, for the convolution with replicate padding
             and the filters stored in the layer. This error is caused by attention.
         filter_error: `|stored - given| / |given|` of the filters, nonzero if the rank of the given filters is too high
@@ -80,11 +80,11 @@ def start_as_convolution(
     Args:
         model: An untrained `VisionTransformer` from timm, or ViT, DeiT or DINOv2 from Hugging Face.
         filters: `random` keeps the value and output projections as initialised; `impulse` makes each head copy its own
-            channels; a tensor is the weight of an `nn.Conv2d`, with at most one tap per head. Each tap's matrix is
-            replaced with its best approximation of the rank of its heads, at least head dimension x (heads // K^2).
+            channels; a tensor is the weight of an `nn.Conv2d`, with at most one tap per head. Each tap is
+            approximated by a matrix of the rank that its heads allow, at least head dimension x (heads // K^2).
         layers: Indices (from 0) of the blocks to initialise, at least one; None for all.
-        images: Images used to measure the result and scale the positional vectors. None uses 2 images of Gaussian noise.
-        mass: Required mean attention of each layer's heads at their shifts, above 0 and below 1.
+        images: Images used to measure the result and scale positional vectors. None uses 2 images of Gaussian noise.
+        mass: Target for the mean attention of each layer's heads at their shifts, above 0 and below 1.
         kernel_size: Kernel size K, odd; ignored if `filters` is a tensor.
         position_length: Norm of positional vectors in the residual stream relative to content, above 0. A smaller value
             keeps more content after LayerNorm, but the error for a given mass is larger.
@@ -156,11 +156,11 @@ def _taps(parts: VitParts, filters: Any, kernel_size: int) -> Int[Tensor, "s 2"]
 
 
 def _warn(found: Mapping[str, LayerStart], mass: float, attention: AttentionParts, filters: str | Tensor) -> None:
-    """Warn if heads do not reach the required mass, and if the rank of given filters is too high."""
+    """Warn if heads do not reach the target mass, and if the rank of given filters is too high."""
     reached = {name: float(start.mass.mean()) for name, start in found.items()}
     if less := [f"{held:.3f} in {name}" for name, held in reached.items() if held < mass - 1e-3]:
         requirement = f"must be at most the mean attention that the layers reach ({', '.join(less)})"
-        fix = "Use images like those for training, a smaller kernel_size or a smaller mass."
+        fix = "Use images like the training images, a smaller kernel_size or a smaller mass."
         warnings.warn(bad("mass", requirement, f"{mass:g}", fix), stacklevel=4)
     lost = [f"{start.filter_error:.3f} in {name}" for name, start in found.items() if start.filter_error > LOST]
     if lost and isinstance(filters, Tensor):
@@ -189,9 +189,7 @@ class _Start:
         channels, width = parts.patches.out_channels, parts.blocks[0].parts.head_dim
         room = min(width, channels // 2)
         if room < 6:
-            raise ValueError(
-                bad("model", "must have at least 6 dimensions per head and 12 channels", (width, channels))
-            )
+            raise ValueError(bad("model", "must have at least 6 channels per head and 12 in total", (width, channels)))
         self.axes = [AxisFeatures(size, room // 2, int(self.taps.max())) for size in self.grid]
         self.features = [axis.at(torch.arange(axis.size)).to(parts.positions) for axis in self.axes]
         self.constants = any(not axis.exact for axis in self.axes)
@@ -263,7 +261,7 @@ class _Start:
         return lost
 
     def _set_scores(self, attention: AttentionParts, x: Tensor, shifts: Tensor) -> Tensor:
-        """Set query and key projections that reach the required mass; return each head's attention at its shift."""
+        """Set query and key projections that reach the target mass; return each head's attention at its shift."""
         length = 4 if self.constants else 2  # squared norm of positions before LayerNorm
         place = (x[:, self.parts.prefix :] @ self.basis.T).square().sum(-1).mean() / length
         keys = torch.cat((self.basis[:-2], self.basis[-1:])) if self.constants else self.basis
