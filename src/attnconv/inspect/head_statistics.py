@@ -216,10 +216,7 @@ def kernel_size(heads: int, dims: int) -> int:
 
 
 def assigned_mass(shares: Float64[Tensor, "h s"], heads_per_shift: int) -> float:
-    """Assign a shift to each head, with at most `heads_per_shift` heads per shift, and return the largest total mass.
-
-    Heads without a shift count as 0.
-    """
+    """Assign each shift to at most `heads_per_shift` heads; return the largest total mass. Other heads count as 0."""
     repeated = shares.cpu().repeat(1, heads_per_shift)  # `heads_per_shift` columns per shift
     heads, columns = linear_sum_assignment(repeated.numpy(), maximize=True)
     return float(repeated[heads.tolist(), columns.tolist()].sum())
