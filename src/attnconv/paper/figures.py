@@ -88,7 +88,7 @@ def _single(title: str, run: RunData, *, label: int, place: tuple[float, float])
     index = int((data.test.labels == label).nonzero()[0, 0])
     image = data.test.images[index : index + 1]
     layers = mean_query_maps(loaded.model, run.normalised(image, loaded), places=[place])
-    title = f"{title}: attention in one image ({data.classes[label]}, test image {index}, from 0)"
+    title = f"{title}: attention in one image ({data.classes[label]}, test image {index}, counted from 0)"
     colours = (image[0].permute(1, 2, 0).double() / 255).expand(-1, -1, 3).numpy()
     return draw_query(layers, 0, title=title, picture=colours)
 
@@ -119,19 +119,19 @@ def _attention(centres: Sequence[tuple[float, float]], alpha: float, sizes: tupl
 CAPTIONS: Mapping[int, str] = {
     1: "The output at one query as a sum over heads. Each head attends to a different shift and has its own matrix.",
     2: "Accuracy over epochs.",
-    3: "Heads of one layer during training: centres, with contours that enclose 50 % and 90 % of their attention.",
-    4: "Heads of each layer of the quadratic model after training, with 50 % and 90 % contours.",
+    3: "Heads of one layer (numbered from 0) during training: centres, and contours of 50 % and 90 % of their attention.",
+    4: "Heads of each layer (numbered from 0) of the quadratic model after training, with 50 % and 90 % contours.",
     5: f"Attention near the query in the model with learned positions, on at most {ZOOM} x {ZOOM} positions.",
-    6: "Attention of the model with learned positions and content, averaged over test images.",
+    6: "Attention of the model with learned positions and content, averaged over test images. Indices are from 0.",
     7: "Like Figure 6, for a different query. Heads are in the same columns. The pattern of a head that acts like a "
     "convolution moves with the query.",
     8: "Attention of the model with learned positions and content in one test image.",
     9: "Like Figure 8, in a different image.",
     10: "Like Figure 8, with a query in the background of a different image.",
     11: "Kernel taps as linear combinations of the heads' attention: five heads form a 2 x 2 kernel.",
-    12: "Heads of each layer of the generalised model, whose contours may be ellipses.",
+    12: "Heads of each layer (numbered from 0) of the generalised model, whose contours may be ellipses.",
     13: "Accuracy over epochs; the pruned model continues the training of the generalised model.",
-    14: "Heads of each layer of the quadratic model with sixteen heads.",
+    14: "Heads of each layer (numbered from 0) of the quadratic model with sixteen heads.",
 }
 FIGURES: Mapping[int, PaperFigure] = {
     1: PaperFigure(_mixture),

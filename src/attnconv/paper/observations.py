@@ -151,7 +151,7 @@ def _fixed_shifts(name: str, layers: tuple[int, int], paper: str) -> Claim:
         (name,),
         paper,
         f"share of heads with {LEAST_MASS:.0%} of attention at one shift and constancy {LEAST_CONSTANCY:g}, or more",
-        f"layers {layers[0]} and {layers[1]}: {each}",
+        f"layers {layers[0]} and {layers[1]} (from 0): {each}",
         partial(fixed_shifts, layers=layers),
         unit="share",
         by_layer="share of the heads at a fixed shift",

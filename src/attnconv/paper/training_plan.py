@@ -108,7 +108,7 @@ def folder_name(name: str, seed: int) -> str:
 
 
 def runs_in(out: str | Path) -> dict[str, list[RunFolder]]:
-    """Find the runs of each model in a reproduction, ordered by seed; of several, use that with the most epochs."""
+    """Find the runs of each model in a reproduction, ordered by seed; of several, the one with the most epochs."""
     longest: dict[tuple[str, int], tuple[int, RunFolder]] = {}
     for path in sorted((Path(out) / "runs").glob("*/")):
         matched, run = _FOLDER.fullmatch(path.name), RunFolder(path)
