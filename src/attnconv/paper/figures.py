@@ -119,7 +119,7 @@ def _attention(centres: Sequence[tuple[float, float]], alpha: float, sizes: tupl
 CAPTIONS: Mapping[int, str] = {
     1: "The output at one query as a sum over heads. Each head attends to a different shift and has its own matrix.",
     2: "Accuracy over epochs.",
-    3: "Heads of one layer (numbered from 0) during training: centres, and contours of 50 % and 90 % of their attention.",
+    3: "Heads of one layer (numbered from 0) during training: centres, with 50 % and 90 % contours of their attention.",
     4: "Heads of each layer (numbered from 0) of the quadratic model after training, with 50 % and 90 % contours.",
     5: f"Attention near the query in the model with learned positions, on at most {ZOOM} x {ZOOM} positions.",
     6: "Attention of the model with learned positions and content, averaged over test images. Indices are from 0.",

@@ -124,7 +124,7 @@ def _tables(every: Runs, known: Runs, command: str, missing: list[str]) -> dict[
     missing += [f"Tables: no complete run of {name}. To train it: {command} --only {name}" for name in absent]
     observations = observe(every)
     for one in observations:
-        made = f"To train the runs: {command} --only {' '.join(one.claim.models)}"
+        made = f"To train its runs: {command} --only {' '.join(one.claim.models)}"
         missing += [f"Observation {one.claim.key!r}: {problem}. {made}" for problem in one.problems]
     shown = "quadratic" if "quadratic" in known else next((name for name in known if name != "resnet18"), None)
     return {
