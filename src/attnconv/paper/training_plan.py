@@ -191,4 +191,4 @@ def pruned_start(planned: PlannedRun, source: RunFolder) -> tuple[RunSettings, P
     classes, mean, std = loaded.classes, loaded.mean, loaded.std
     save_weights(weights, model, settings.model, classes=classes, mean=mean, std=std, extra=extra)
     counts = [len(heads) for heads in removed.values()]
-    return settings, weights, f"{name}: pruned heads per layer {counts}, by the threshold of the {criterion}."
+    return settings, weights, f"{name}: number of heads pruned per layer {counts}, by the threshold of the {criterion}."
