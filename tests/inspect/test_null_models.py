@@ -93,9 +93,9 @@ class TestMirrors:
 
     def test_profiles_of_one_axis_are_refused(self) -> None:
         flat = shift_profile(Shift(Grid.make((3,)), [(1,)], torch.zeros(())))
-        with pytest.raises(ValueError, match=r"profiles: .*got axes \[1\]"):
+        with pytest.raises(ValueError, match=r"profiles: .*got numbers of axes \[1\]"):
             mirror_symmetry([flat])
-        with pytest.raises(ValueError, match=r"profiles: .* got axes \[\]"):
+        with pytest.raises(ValueError, match=r"profiles: .* got numbers of axes \[\]"):
             mirror_symmetry([])
 
     def test_shifts_that_do_not_reach_both_ways_alike_are_refused(self) -> None:

@@ -235,7 +235,7 @@ def test_bad_input() -> None:
         running.result()
     running.add(operator)
     with pytest.raises(
-        ValueError, match=rf"operator: .* the {HEADS} heads of the first operator, got {HEADS} heads on"
+        ValueError, match=rf"operator: .* number of heads \({HEADS}\) as the first operator, got {HEADS} heads on"
     ):
         running.add(OPERATORS["dense"](Grid.make((4,)), DOUBLE, 1)[0])
     with pytest.raises(ValueError, match=r"operator: .* got 1 heads"):

@@ -1,4 +1,4 @@
-"""Capture the attention of a model, and compute statistics of its heads and the convolution score of its layers."""
+"""Capture the attention of a model; compute statistics of its heads and convolution scores of its layers."""
 
 from attnconv._util.exports import attach
 

@@ -1,7 +1,7 @@
 """Intercept the attention calls of a running model and compute their rows on demand from the model's own tensors.
 
-PyTorch's attention functions and, in unfused models, the softmax over keys are intercepted. Under a function mode,
-nn.MultiheadAttention and nn.TransformerEncoder use `multi_head_attention_forward` instead of their inference fast path.
+PyTorch's attention functions are intercepted and, in models that do not call them (unfused models), the softmax over
+keys. Under a function mode, nn.MultiheadAttention and nn.TransformerEncoder do not use their inference fast path.
 """
 
 import inspect
@@ -23,14 +23,14 @@ Compute: TypeAlias = Callable[[Tensor, Tensor | None], Tensor]  # the signature 
 
 
 class UnreadableError(Exception):
-    """An attention call that cannot be read; `visit_attention` adds the module's name to the reason."""
+    """Error for an attention call that cannot be read; `visit_attention` adds the module's name to its message."""
 
 
 @final
 class TokenRows:
-    """Attention probabilities between the tokens of one call.
+    """Attention probabilities between the tokens of one attention call.
 
-    `shape` is (sequences, heads, queries, keys); windows are sequences. `release` drops tensors that are `transient`.
+    `shape` is (sequences, heads, queries, keys); each window is a sequence. `release` drops `transient` tensors.
     """
 
     def __init__(
@@ -43,9 +43,9 @@ class TokenRows:
     def rows(
         self, queries: Int[Tensor, "r"], sequences: Int[Tensor, "s"] | None = None
     ) -> Float[Tensor, "b h r tokens"]:
-        """Return the probabilities of some queries in some sequences (None for all), in float32 or higher precision."""
+        """Return the probabilities of queries in sequences (None for all sequences), in float32 or higher precision."""
         if self._compute is None:
-            requirement = "the rows of an unfused attention must be computed inside `visit`"
+            requirement = "the rows of a model without fused attention must be computed inside `visit`"
             fix = "Its scores are not kept after the visit. Use visit_attention, or enable the model's fused attention."
             raise ValueError(bad("operator", requirement, "a call after the visit", fix))
         return self._compute(queries, sequences)
@@ -100,7 +100,7 @@ def score_rows(input: Tensor, *_: Any, **__: Any) -> TokenRows:  # noqa: A002  #
 
 
 def gated_rows(content: TokenRows, position: TokenRows, gate: Float[Tensor, "h"]) -> TokenRows:
-    """Return ConViT's (1 - g) A + g P, normalised: content A, positions P, gate g (d'Ascoli et al., 2021, eq. 6)."""
+    """Return ConViT's rows, (1 - gate) content + gate position, normalised (d'Ascoli et al., 2021, equation 6)."""
 
     def compute(queries: Tensor, sequences: Tensor | None) -> Tensor:
         rows = content.rows(queries, sequences)
@@ -118,7 +118,7 @@ def _take(tensor: Tensor, sequences: Tensor | None) -> Tensor:
 
 
 def _products(query: Float[Tensor, "b h r e"], key: Float[Tensor, "b h m e"]) -> Float[Tensor, "b h r m"]:
-    """Compute query @ key.mT, image by image where matmul would copy all keys for a few rows."""
+    """Compute query @ key.mT, image by image if matmul would copy all keys for a few rows."""
     some_rows = query.shape[2] < key.shape[3] and key.shape[0] > 1
     if not some_rows or key.is_contiguous():
         return query @ key.mT
@@ -132,7 +132,7 @@ def _softmax(scores: Tensor) -> Tensor:
 
 @final
 class AttentionCalls(TorchFunctionMode):
-    """Function mode that passes to `seen`, before each attention call, a function that returns or refuses its rows."""
+    """Function mode that calls `seen` before each attention call, with a function that reads the call's rows."""
 
     def __init__(self, seen: Callable[[Callable[[], TokenRows]], None]) -> None:
         super().__init__()
@@ -153,7 +153,7 @@ class AttentionCalls(TorchFunctionMode):
 
 
 def _is_over_keys(input: Any = None, dim: Any = None, *_: Any, **__: Any) -> bool:  # noqa: A002  # torch's names
-    """Whether a softmax may be part of attention: it is over the last axis, and a 3-d input has a square matrix."""
+    """Return whether a softmax may be part of attention: over the last axis and, in 3-d input, of square matrices."""
     if not isinstance(input, Tensor) or input.dim() < 3 or dim not in (-1, input.dim() - 1):
         return False
     return input.dim() == 4 or input.shape[-1] == input.shape[-2]

@@ -1,4 +1,4 @@
-"""Audit: measure how convolutional each attention layer of a model is on given images.
+"""Measure how convolutional each attention layer of a model is on given images (an audit).
 
 The model runs batch by batch under `visit_attention`, with only one layer's operator in memory at a time.
 """
@@ -25,7 +25,7 @@ from attnconv.operators.base import AttentionOperator
 from attnconv.theory.expressibility import can_express
 
 KERNEL = 3
-MOST_POSITIONS = {1: 64, 2: 16, 3: 6}  # per axis, by number of axes: each query needs a QR decomposition
+MOST_POSITIONS = {1: 64, 2: 16, 3: 6}  # per axis, by number of axes; each query needs a QR decomposition
 
 
 @final
@@ -34,16 +34,16 @@ class LayerAudit:
     """Audit of one attention layer.
 
     Attributes:
-        name: The module's name. Later calls of the same module have `(call 2)`, `(call 3)`, ... appended.
-        kind: The module's class.
-        sizes: Number of positions per axis.
-        queries, query_count: Number of queries sampled in each image, and number of all queries.
-        position_only: Whether this is a layer of this library whose attention does not depend on the image.
-        span_residual: Relative norm of the part of 3 x 3 kernels (3 per axis) that no value weights of the layer can
-            express, away from the border: 0 if the layer can express every such convolution. None if the attention
-            depends on the image, the layer belongs to another library, or the residual is unknown.
+        name: The module's name. For later calls of the same module, ` (call 2)`, ` (call 3)`, ... is appended.
+        kind: Name of the module's class.
+        sizes: Number of key positions per axis, for an image (height, width).
+        queries, query_count: Number of queries sampled in each image, and total number of queries.
+        position_only: Whether the layer is from this library and its attention does not depend on the image.
+        span_residual: Relative norm of the part of 3 x 3 kernels (3 taps per axis) that the layer cannot express with
+            any value weights, away from the border, 0 to 1: 0 if it can express every such convolution. None if the
+            layer is not `position_only` or cannot run on the test grid.
         statistics: Statistics of the layer and its heads.
-        span_unknown: Why the residual of a `position_only` layer is unknown; otherwise empty.
+        span_unknown: Why the residual of a `position_only` layer is unknown; empty for all other layers.
     """
 
     name: str
@@ -57,7 +57,7 @@ class LayerAudit:
     span_unknown: str = ""
 
     def numbers(self) -> dict[str, Any]:
-        """Return all attributes except the profile as JSON values; NaN becomes None."""
+        """Return all attributes and statistics except the profile as JSON values; NaN and infinity become None."""
         values = {**vars(self), **vars(self.statistics)}
         return {name: json_values(value) for name, value in values.items() if name not in ("statistics", "profile")}
 
@@ -65,12 +65,12 @@ class LayerAudit:
 @final
 @dataclass(frozen=True, eq=False)
 class Audit:
-    """Audit of a model; `print` shows it as a table.
+    """Audit of a model; `print` displays it as a table.
 
     Attributes:
         layers: The layers, in the order in which they run.
         images: Number of images.
-        left_out: Modules whose attention could not be read, with the reasons; empty without `skip_unreadable`.
+        left_out: Reason why attention could not be read, by module name; empty without `skip_unreadable`.
     """
 
     layers: tuple[LayerAudit, ...]
@@ -88,7 +88,7 @@ class Audit:
     def rows(self) -> list[dict[str, Any]]:
         """Return one flat row per head, for `pandas.DataFrame(found.rows())`; statistics of the layer are repeated.
 
-        Vectors are split into their components: `best_shift_0` is the row shift of the best shift.
+        Heads are numbered from 0. Vectors are split: `best_shift_0` is the component along the first axis (rows).
         """
         rows = []
         for layer in self.layers:
@@ -129,20 +129,20 @@ def audit(
 
     Args:
         model: Any module that `visit_attention` can read. It runs in evaluation mode and without gradients.
-        images: Input of the model, normalised as in training, usually (b, c, height, width), batch first; or an
-            iterable of such batches. All images must have one size.
-        queries: Maximum number of queries per image, spread evenly. With fewer than 100, chance scores are not small.
-        batch: Batch size, at least 1. `content_share` compares the images of a batch, so use at least 2.
-        grid: Tokens of the image; see `visit_attention`, also for the next three arguments.
-        prefix: Number of tokens before the image's tokens.
+        images: Input of the model, normalised as in training: a batch, usually (b, c, height, width), or an iterable
+            of batches. All images must have the same size.
+        queries: Maximum number of queries per image, spread evenly. Below about 100, random attention scores higher.
+        batch: Batch size, at least 1. `content_share` compares the images of a batch and requires at least 2.
+        grid: Tokens per axis of an image, (height, width), if they cannot be inferred; see `visit_attention`.
+        prefix: Number of tokens before the image's tokens, if it cannot be inferred.
         layers: Names of the modules to read; None for all.
-        options: Further keyword arguments of the model's forward pass.
+        options: Additional keyword arguments for the model's forward pass.
         skip_unreadable: List attention that cannot be read in `left_out` instead of raising. Ignored with `layers`.
 
     Raises:
-        TypeError: `images` is not made of floating point tensors, or `queries` or `batch` is not an integer.
+        TypeError: `images` does not consist of floating-point tensors, or `queries` or `batch` is not an integer.
         ValueError: There are no images; an image is constant or contains NaN or infinity; image sizes differ; the model
-            rejects the images or `options`, or returns NaN; or attention cannot be read, or there is none.
+            rejects the images or `options`; its attention contains NaN, cannot be read, or does not exist.
 
     Example:
         >>> from attnconv.convert import from_conv
@@ -168,7 +168,7 @@ def audit(
         raise ValueError(bad("images", "must contain at least one image", 0))
     if not running:
         named = "; ".join(f"{name!r}: {reason}" for name, reason in left_out.items())
-        raise ValueError(bad("model", "must have at least one attention layer that can be read", named))
+        raise ValueError(bad("model", "must contain at least one attention layer that can be read", named))
     return Audit(tuple(layer.result(name, model) for name, layer in running.items()), count, left_out)
 
 
@@ -190,7 +190,7 @@ class _RunningLayer:
         span = None
         if isinstance(module, SelfAttention):
             two = next(module.parameters()).new_zeros(2, module.in_channels, *sizes)
-            span = kernel_span(module, sizes) if module.operator(two).batch == 1 else None  # they share one operator
+            span = kernel_span(module, sizes) if module.operator(two).batch == 1 else None  # 1: shared
         return LayerAudit(
             name=name or type(module).__name__,
             kind=type(module).__name__,
@@ -207,12 +207,12 @@ class _RunningLayer:
 def _adding_to(
     running: dict[str, _RunningLayer], images: Tensor, queries: int
 ) -> Callable[[str, AttentionOperator], None]:
-    """Return a visitor that adds one batch to the layers; each further call of a module counts as a separate layer."""
+    """Return a visitor that adds one batch to the layers; each later call of a module counts as a separate layer."""
     calls: Counter[str] = Counter()
 
     def visit(name: str, operator: AttentionOperator) -> None:
         if images.dim() == 3 and isinstance(operator, TokenOperator) and operator.batch != len(images):
-            got = f"shape {tuple(images.shape)}, while {name!r} attends in {operator.batch} sequences"
+            got = f"shape {tuple(images.shape)}, for which {name!r} attends in {operator.batch} sequences"
             fix = "Wrap the model in a module that transposes its input."
             raise ValueError(bad("images", "must have the batch axis first", got, fix))
         calls[name] += 1
@@ -221,7 +221,7 @@ def _adding_to(
             chosen = sample_queries(operator.grid, queries, device=operator.device)
             running[key] = _RunningLayer(name, operator.grid, chosen, RunningStatistics())
         layer = running[key]
-        # With None (all queries), moments of products over axes are computed without any row.
+        # With None (all queries), moments of products over axes are computed without rows over the whole image.
         everything = len(layer.queries) == layer.grid.query_count
         layer.statistics.add(operator, queries=None if everything else layer.queries)
 
@@ -231,23 +231,23 @@ def _adding_to(
 @final
 @dataclass(frozen=True)
 class KernelSpan:
-    """How closely one layer can express every 3 x 3 convolution."""
+    """How closely a layer can express all 3 x 3 convolutions."""
 
     missed: float | None  # `LayerAudit.span_residual`
-    expresses: bool  # whether it is 0 up to rounding
-    sizes: tuple[int, ...]  # positions per axis on which it was measured
-    reason: str  # why `missed` is None, otherwise empty
+    expresses: bool  # whether `missed` is 0 up to rounding
+    sizes: tuple[int, ...]  # positions per axis of the test grid
+    reason: str  # why `missed` is None; otherwise empty
 
 
 def kernel_span(layer: SelfAttention, sizes: Sequence[int]) -> KernelSpan:
-    """Measure a layer whose attention depends on positions only, on a grid of at most `MOST_POSITIONS`."""
+    """Measure a layer whose attention depends only on positions, on a grid of at most `MOST_POSITIONS` per axis."""
     few = tuple(min(size, MOST_POSITIONS[len(sizes)]) for size in sizes)
     try:
         found = can_express(layer, KERNEL, sizes=few)
-    # A custom encoding may raise any of these for an image of another size.
+    # A custom encoding may raise any of these errors for images of a different size.
     except (ValueError, RuntimeError, IndexError, TypeError) as error:
         words = str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
-        return KernelSpan(None, False, few, f"on {' x '.join(map(str, few))} positions it raised: {words}")
+        return KernelSpan(None, False, few, f"on {' x '.join(map(str, few))} positions the layer raised: {words}")
     return KernelSpan(found.missed, found.missed <= found.tolerance, few, "")
 
 
@@ -262,7 +262,7 @@ def _batches(images: Tensor | Iterable[Tensor], batch: int) -> Iterator[Tensor]:
 
 
 def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Split nested lists into their entries, with the indices appended to the names."""
+    """Split nested lists into their entries, with the indices (from 0) appended to the names."""
     flat: dict[str, Any] = {}
     for name, value in values.items():
         flat |= _flat({f"{name}_{i}": part for i, part in enumerate(value)}) if type(value) is list else {name: value}
@@ -270,7 +270,7 @@ def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def json_values(value: Any) -> Any:
-    """Replace tensors by lists, and NaN and infinity by None."""
+    """Replace tensors and tuples with lists, and NaN and infinity with None."""
     if isinstance(value, Tensor):
         return json_values(value.tolist())
     if isinstance(value, Mapping):

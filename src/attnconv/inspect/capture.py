@@ -1,7 +1,7 @@
 """Read the attention of any model, one layer at a time, with hooks and intercepted calls (`attention_calls`).
 
-Images are checked first, and an error in the forward pass is attributed to them. No attention is skipped silently:
-unreadable attention raises an error with the module's name, as does a module named like attention without such a call.
+No attention is skipped silently: attention that cannot be read raises an error with the module's name, as does a module
+that is named like attention but makes no attention call.
 """
 
 import inspect
@@ -25,7 +25,7 @@ from attnconv.layers.gated_positional import GatedPositionalAttention
 from attnconv.layers.self_attention import SelfAttention
 from attnconv.operators.base import AttentionOperator
 
-# Classes whose probabilities are not the softmax that they compute.
+# Classes whose attention is not the softmax that they compute.
 _DIFFERENCE = "its attention is the difference of two softmaxes"
 _TALKING = "it mixes its heads after the softmax"
 _CHANNELS = "it attends to channels instead of tokens"
@@ -37,7 +37,7 @@ NOT_A_SOFTMAX = {
     "CrossCovarianceAttn": _CHANNELS,
 }
 
-# Errors of this library about an argument; all other errors in a forward pass come from the model.
+# Errors that this library raises about an argument; all other errors in a forward pass come from the model.
 _OWN_ERRORS = re.compile(r"(images|model(\.\S*)?|layers|grid|prefix|queries|options|kernel_size|position_length): ")
 _OTHER_ARGUMENTS = re.compile("unexpected keyword|missing .* required")
 
@@ -55,23 +55,24 @@ def visit_attention(
 ) -> None:
     """Run a model once and call a function with the operator of each attention layer, just before the layer runs.
 
-    Supports layers of this library, vision transformers of timm, torchvision and Hugging Face, nn.MultiheadAttention,
-    and all modules that call PyTorch's attention or a softmax over keys. Foreign layers become a `TokenOperator`.
+    Supports layers from this library, vision transformers from timm, torchvision and Hugging Face,
+    nn.MultiheadAttention, and all modules that call PyTorch's attention functions or a softmax over keys. The operator
+    of a layer from another library is a `TokenOperator`. Errors in the forward pass propagate unchanged.
 
     Args:
         model: Any module. It runs in evaluation mode and without gradients; its mode is restored.
-        images: Input of the model, (b, c, height, width) for an image model.
-        visit: Called with the module's name and its operator, in the order in which the layers run.
-        grid: Tokens of the image, (height, width), if the model has no attribute for it or the input is not an image.
-        prefix: Number of class tokens and registers before the image's tokens, if the model has no attribute for it.
-            With `grid`, the remaining tokens are assumed to follow the image's.
+        images: Input of the model: images, (b, c, height, width), or their tokens, (b, tokens, channels).
+        visit: Called with the name and the operator of each layer, in the order in which the layers run.
+        grid: Tokens per axis of an image, (height, width); required for tokens, otherwise inferred if possible.
+        prefix: Number of class tokens and registers before the image's tokens; inferred if possible. With `grid`, the
+            remaining tokens are assumed to follow the image's tokens.
         layers: Names of the modules to read; None for all. Other modules are ignored.
-        options: Further keyword arguments of the model's forward pass, such as `interpolate_pos_encoding`.
+        options: Additional keyword arguments for the model's forward pass, such as `interpolate_pos_encoding`.
         unreadable: Called with name and reason if attention cannot be read, instead of raising. Ignored with `layers`.
 
     Raises:
         TypeError: An argument has the wrong type.
-        ValueError: Attention cannot be read, none runs, one of `layers` does not run, or the forward pass fails.
+        ValueError: Attention cannot be read, no attention runs, one of `layers` does not run, or `options` do not fit.
 
     Example:
         >>> block = nn.TransformerEncoderLayer(8, nhead=2, dim_feedforward=8, batch_first=True)
@@ -102,10 +103,10 @@ def visit_attention(
 
 
 def attention_operators(model: nn.Module, images: Tensor) -> dict[str, AttentionOperator]:
-    """Return the operators of all attention layers of a model, by layer name, in the order in which they run.
+    """Return the operators of all attention layers of a model, by layer name, in the order in which the layers run.
 
-    Operators of content-based layers keep the queries and keys of every image. To process one layer at a time, and for
-    unfused models of other libraries, use `visit_attention`. A layer that runs several times has its last operator.
+    If attention depends on content, operators keep the queries and keys of every image. To process one layer at a time,
+    or models without fused attention, use `visit_attention`. If a layer runs several times, its last operator is kept.
 
     Args:
         model: Any module that `visit_attention` can read.
@@ -139,7 +140,7 @@ def _check_arguments(grid: object, prefix: object, layers: Any) -> None:
 
 
 def checked_options(model: nn.Module, images: Tensor, options: Any) -> dict[str, object]:
-    """Check keyword arguments (or None) of a model against the signature of its forward pass."""
+    """Check a model's keyword arguments (or None) against the signature of its forward pass; return them as a dict."""
     if options is not None and not (isinstance(options, Mapping) and all(isinstance(name, str) for name in options)):
         raise TypeError(bad("options", "must be a mapping from names to values, or None", repr(options)))
     given: dict[str, object] = {} if options is None else dict(options)
@@ -151,31 +152,31 @@ def checked_options(model: nn.Module, images: Tensor, options: Any) -> dict[str,
         signature.bind(images, **given)
     except TypeError as error:
         requirement = f"must be keyword arguments of the forward pass of {type(model).__name__}"
-        raise ValueError(bad("options", requirement, ", ".join(given) or "none", f"It raised: {error}.")) from error
+        raise ValueError(bad("options", requirement, ", ".join(given) or "none", f"Reason: {error}.")) from error
     return given
 
 
 def check_images(images: Tensor, *, least: int = 1, before: int = 0, shape: tuple[int, ...] | None = None) -> None:
-    """Raise an error with the indices, from `before`, of images that are constant, not finite or not of `shape`."""
+    """Raise an error unless images are finite, not constant and of `shape`; the first one has the index `before`."""
     check_dense(images, least=least)
     if shape is not None and tuple(images.shape[1:]) != shape:
         got = f"{tuple(images.shape[1:])} after {shape}"
-        raise ValueError(bad("images", "must all have the same shape", got, "Crop or resize them to one size."))
+        raise ValueError(bad("images", "must all have the same shape", got, "Crop or resize them to the same size."))
     if broken := _indices(~images.flatten(1).isfinite().all(1), before):
-        raise ValueError(bad("images", "must be finite", f"NaN or infinity in image {broken}"))
-    # Constant means constant in each channel; a single pixel does not count.
+        raise ValueError(bad("images", "must be finite", f"NaN or infinity in image {broken} (counted from 0)"))
+    # Constant means constant in each channel; images of a single pixel are accepted.
     pixels = images.flatten(2) if images.dim() > 3 else images.flatten(1)[:, None]
     constant = (pixels == pixels[..., :1]).flatten(1).all(1) & (pixels.shape[-1] > 1)
     if blank := _indices(constant, before):
-        fix = "Attention on a blank image says nothing about the model. Pass real images."
-        raise ValueError(bad("images", "must not be constant", f"a single value in image {blank}", fix))
+        fix = "Attention on a constant image says nothing about the model. Pass real images."
+        raise ValueError(bad("images", "must not be constant", f"equal values in image {blank} (counted from 0)", fix))
 
 
 @contextmanager
 def blaming_images(model: nn.Module, images: Tensor, options: Mapping[str, object] | None = None) -> Iterator[None]:
-    """Attribute errors of a model's forward pass to `images`, or to `options` if the arguments do not match.
+    """Attribute errors in a model's forward pass to `images`, or to `options` if the arguments do not match.
 
-    Errors of this library are raised unchanged.
+    Errors that this library raises about an argument are not changed.
     """
     try:
         yield
@@ -185,22 +186,22 @@ def blaming_images(model: nn.Module, images: Tensor, options: Mapping[str, objec
         if isinstance(error, ValueError | TypeError) and _OWN_ERRORS.match(str(error)):
             raise
         reason = str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
-        also = f", with {', '.join(options)}" if options else ""
+        also = f" with the options {', '.join(options)}" if options else ""
         requirement = f"must be accepted by the forward pass of {type(model).__name__}{also}"
         argument, got = "images", f"a batch of shape {tuple(images.shape)}"
         if isinstance(error, TypeError) and _OTHER_ARGUMENTS.search(reason):  # a submodule received the arguments
             argument, got = "options", ", ".join(options or ()) or "none"
-        raise ValueError(bad(argument, requirement, got, f"It raised: {reason}.")) from error
+        raise ValueError(bad(argument, requirement, got, f"The model raised: {reason}.")) from error
 
 
 def _indices(flags: Tensor, before: int) -> str:
-    """Format the indices of the flagged images, at most five of them."""
+    """Format the indices of the flagged images, at most five of them; empty if there are none."""
     numbers = [before + index for index in flags.nonzero().flatten().tolist()]
     return ", ".join(map(str, numbers[:5])) + (f" and {len(numbers) - 5} more" if len(numbers) > 5 else "")
 
 
 def uncompiled(model: nn.Module) -> AbstractContextManager[object]:
-    """Return a context in which compiled modules run eagerly, since compiled code does not call hooks."""
+    """Return a context manager in which compiled modules run eagerly, since compiled code does not call hooks."""
     compiled = any(
         type(module).__name__ == "OptimizedModule" or getattr(module, "_compiled_call_impl", None) is not None
         for module in model.modules()
@@ -222,7 +223,7 @@ class _Visit:
     refused: dict[str, tuple[nn.Module, str]] = field(default_factory=dict)
     seen: dict[str, None] = field(default_factory=dict)  # in the order in which they run
     running: list[Running] = field(default_factory=list)
-    visiting: bool = False  # calls made by the visitor are ignored
+    visiting: bool = False  # whether `visit` is running; the calls that it makes are ignored
     own: int = 0  # number of this library's layers that are running; calls inside them are ignored
 
     def watch(self, name: str, module: nn.Module, hooks: ExitStack) -> None:
@@ -257,12 +258,12 @@ class _Visit:
         self.own -= isinstance(module, SelfAttention)
         if self.running:
             self.running[-1].calls += frame.calls
-        # There is no output after an error; do not hide that error behind another.
+        # After an error there is no output; do not hide that error behind a different one.
         silent = output is not None and frame.calls == 0 and self.own == 0
         kind = type(module).__name__
         claims = kind.lower().endswith(("attention", "attn")) or kind in NOT_A_SOFTMAX
         if silent and claims and self._wanted(name):
-            self._refuse(name, module, "it makes no call of PyTorch's attention and no softmax over keys")
+            self._refuse(name, module, "it calls no attention function of PyTorch and no softmax over keys")
 
     def call(self, read: Callable[[], TokenRows]) -> None:
         """Read an attention call that is about to run."""
@@ -300,7 +301,7 @@ class _Visit:
         self.visiting = False
 
     def _refuse(self, name: str, module: nn.Module, reason: str) -> None:
-        """Record attention that cannot be read; the pass continues, to find out what can be read."""
+        """Record attention that cannot be read; the forward pass continues, to find the layers that can be read."""
         if name in self.refused:
             return
         self.refused[name] = (module, reason)
@@ -316,7 +317,7 @@ class _Visit:
         name, (module, reason) = next(iter(self.refused.items()))
         fix = f"It cannot be read because {reason}."
         if readable := [name for name in self.seen if name not in self.refused]:
-            fix += f" To read only the others, pass layers={list(readable)}; `audit` also accepts skip_unreadable=True."
+            fix += f" To read the others, pass layers={list(readable)}; `audit` also accepts skip_unreadable=True."
         requirement = f"the attention of module {name!r} must be readable"
         raise ValueError(bad("model", requirement, type(module).__name__, fix))
 
@@ -325,18 +326,18 @@ class _Visit:
         self.raise_refusal()
         if missing := sorted((self.layers or frozenset()) - self.seen.keys()):
             requirement = "must be names of modules that compute attention"
-            fix = "visit_attention without `layers` passes every name to `visit`."
+            fix = "Without `layers`, visit_attention passes all names to `visit`."
             raise ValueError(bad("layers", requirement, repr(missing), fix))
         if not self.seen and not self.refused:
-            fix = "It ran no layer of this library, no call of PyTorch's attention and no softmax over keys."
-            raise ValueError(bad("model", "must have attention", type(model).__name__, fix))
+            fix = "It ran no layer from this library, no attention function of PyTorch and no softmax over keys."
+            raise ValueError(bad("model", "must contain attention", type(model).__name__, fix))
 
 
 def _with_gate(frame: Running, rows: TokenRows) -> TokenRows | None:
-    """Return a module's attention, with content and positions mixed by its gate; None until both parts are known."""
+    """Return a module's attention, with content and position mixed by its gate; None until both parts are known."""
     module: Any = frame.module
     if isinstance(module, GatedPositionalAttention):
-        if rows.transient:  # position scores along one axis; `position_operator` covers them
+        if rows.transient:  # position scores along one axis, which `position_operator` contains
             return None
         side = math.isqrt(rows.queries)
         operator = module.position_operator(frame.resolution or (side, side))

@@ -1,4 +1,4 @@
-"""Choose queries: samples spread over the grid, blocks that fit in memory, and attention maps of given queries."""
+"""Select queries: samples spread over the grid, blocks that fit in memory, and attention maps of given queries."""
 
 import math
 from collections.abc import Sequence
@@ -15,20 +15,20 @@ from attnconv.grid import Grid
 from attnconv.inspect.capture import visit_attention
 from attnconv.operators.base import AttentionOperator, Queries, all_queries, query_indices
 
-BLOCK = 2**22  # probabilities per block: 32 MiB in float64, for each of a few temporary tensors
+BLOCK = 2**22  # maximum number of probabilities per block: 32 MiB in float64 for each of a few temporary tensors
 
 
 def sample_queries(
     grid: Grid, count: int, *, seed: int | None = 0, device: torch.device | None = None
 ) -> Int[Tensor, "r"]:
-    """Choose at most `count` queries spread over a grid, one query per cell, as flat indices in ascending order.
+    """Select at most `count` queries, one in each cell of the grid; return their flat indices in ascending order.
 
-    Cells are nearly equal. A regular lattice would sample window attention at the same few places of every window.
+    Cells have nearly equal sizes. A regular lattice would sample the same few places of every attention window.
 
     Args:
         grid: The grid of queries.
-        count: Maximum number of queries, at least 1. All queries are returned if there are no more than that.
-        seed: Seed of the random positions in the cells; None for the middle of each cell.
+        count: Maximum number of queries, at least 1. If the grid has no more queries than that, all are returned.
+        seed: Seed for the random place of the query in each cell; None selects the middle of each cell.
         device: Device of the indices, such as `operator.device`.
 
     Example:
@@ -52,12 +52,12 @@ def query_blocks(operator: AttentionOperator, queries: Queries | None = None) ->
     grid = operator.grid
     chosen = all_queries(grid, operator.device) if queries is None else query_indices(queries, grid, operator.device)
     if chosen.numel() == 0:
-        raise ValueError(bad("queries", "must contain at least one query", 0, "Pass None for all."))
+        raise ValueError(bad("queries", "must contain at least one query", 0, "Pass None for all queries."))
     return chosen.split(max(1, BLOCK // (operator.batch * operator.heads * grid.lattice_count)))
 
 
 def _cells(grid: Grid, count: int) -> list[int]:
-    """Return the number of cells per axis, at most `count` in total, by refining the coarsest axis repeatedly."""
+    """Return the number of cells per axis, at most `count` in total, by repeatedly refining the coarsest axis."""
     sizes, counts = grid.query_sizes, [1] * grid.dims
     while room := [
         axis
@@ -71,12 +71,12 @@ def _cells(grid: Grid, count: int) -> list[int]:
 @final
 @dataclass(frozen=True, eq=False)
 class QueryMaps:
-    """Attention maps of some queries of one layer, as in Figures 5, 6 and 7 of the paper.
+    """Attention maps of r queries in one layer, as in Figures 5, 6 and 7 of the paper.
 
     Attributes:
         name: The layer's name in the model.
-        positions: Row and column of each query on the grid of keys.
-        maps: (r, h, rows, columns) float64, attention probabilities over the image's keys, averaged over images.
+        positions: Row and column of each query on the grid of keys, from 0; fractional if it is between keys.
+        maps: Attention probabilities of the keys, averaged over images, (r, h, rows, columns) float64.
     """
 
     name: str
@@ -87,21 +87,21 @@ class QueryMaps:
 def mean_query_maps(
     model: nn.Module, images: Tensor, *, places: Sequence[tuple[float, float]], batch_size: int = 10
 ) -> list[QueryMaps]:
-    """Compute attention maps of given queries, averaged over images, for each layer in the order in which they run.
+    """Compute attention maps of given queries, averaged over images, for each layer in the order in which layers run.
 
     Args:
-        model: Any module that `visit_attention` can read. If a layer runs several times, its last call counts.
-        images: (n, c, height, width), n at least 1.
-        places: Queries as fractions of the image's height and width, each in [0, 1).
+        model: Any module that `visit_attention` can read. If a layer runs several times, its last call is used.
+        images: Input of the model, (n, c, height, width) with n at least 1.
+        places: Queries as (row, column), in fractions of the image's height and width, each in [0, 1).
         batch_size: Number of images per forward pass, at least 1.
 
     Raises:
-        ValueError: There are no images, a place is outside them, `batch_size` is below 1, or a layer is not 2-d.
+        ValueError: There are no images or places, a place is outside the image, or a layer is not two-dimensional.
     """
     if images.ndim != 4 or not len(images):
-        raise ValueError(bad("images", "must be (n, c, height, width) with n at least 1", tuple(images.shape)))
+        raise ValueError(bad("images", "must have shape (n, c, height, width), n at least 1", tuple(images.shape)))
     if not places or not all(0.0 <= part < 1.0 for place in places for part in place):
-        raise ValueError(bad("places", "must be pairs (row, column) in [0, 1)", repr(list(places))))
+        raise ValueError(bad("places", "must be a list of pairs (row, column) in [0, 1)", repr(list(places))))
     sums: dict[str, QueryMaps] = {}
     for batch in images.split(whole("batch_size", batch_size, 1)):
         maps: dict[str, QueryMaps] = {}
@@ -119,7 +119,7 @@ def mean_query_maps(
 def _maps_of(name: str, operator: AttentionOperator, places: Sequence[tuple[float, float]]) -> QueryMaps:
     grid = operator.grid
     if grid.dims != 2:
-        raise ValueError(bad("model", f"layer {name!r} must be two-dimensional", f"{grid.dims} axes"))
+        raise ValueError(bad("model", f"layer {name!r} must be two-dimensional", f"a grid of {grid.sizes} positions"))
     indices = [[int(part * size) for part, size in zip(place, grid.query_sizes, strict=True)] for place in places]
     rows = operator.rows([row * grid.query_sizes[1] + column for row, column in indices]).double().mean(0)  # h r m
     lines = (

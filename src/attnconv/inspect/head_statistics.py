@@ -1,18 +1,18 @@
 """Statistics of the heads of a layer, and of the layer as a whole, over one or several batches of images.
 
-Centre, covariance, distance, entropy and content share are means over queries (`attention_moments`), then over images.
-The other statistics are computed from the shift profile p_h(delta) (`shift_profile`). With w_h = p_h / sum_delta p_h,
+The moments of a head (`attention_moments`) are averaged over queries, then over images. The other statistics are
+computed from the shift profile p_h(delta) (`shift_profile`). With w_h = p_h / sum_delta p_h,
 
     gaussian overlap     sum_delta min(w_h, g_h),  g_h(delta) ~ exp(-1/2 (delta - mu)^T C^-1 (delta - mu)),  sum g_h = 1
-                         with mu, C the mean and covariance of w_h: 1 where the head's pattern is a Gaussian
+                         with mu, C the mean and covariance of w_h: 1 if the head's pattern is a Gaussian
     redundancy           mean over pairs of heads of <p_h, p_h'> / (|p_h| |p_h'|)
-    convolution score    max(0, (mass - 1/m) / (1 - 1/m)) with m keys of an image and, on d axes,
-                         mass = max over f with at most c = ceil(heads / 3^d) heads at a shift of
-                                (1 / heads) sum_h p_h(f(h))
+    convolution score    max(0, (mass - 1/m) / (1 - 1/m)) with m keys per image and, on d axes,
+                         mass = max over f of (1 / heads) sum_h p_h(f(h)), where f assigns a shift to each head,
+                                and the same shift to at most c = ceil(heads / 3^d) heads
 
-A score of 1 means that the layer is as in Lemma 1 (each head attends to one shift, for every query); 0 means uniform
-attention. c heads per shift suffice to split the heads evenly among 3^d taps: many copies of one tap score low, while a
-tap of full rank may use several heads.
+A score of 1 means that each head attends to one shift, for every query, as in Lemma 1. Uniform attention scores 0.
+With c heads per shift, the heads can be split evenly among 3^d taps: a tap whose matrix has full rank may need several
+heads, but many copies of one tap score low.
 """
 
 import itertools
@@ -31,31 +31,31 @@ from attnconv.inspect.moments import AttentionMoments, attention_moments
 from attnconv.inspect.shift_profiles import RunningShiftProfile, ShiftProfile
 from attnconv.operators.base import AttentionOperator, Queries
 
-LEAST_VARIANCE = 1e-6  # lower limit of a Gaussian's variance in positions squared; a single tap has variance 0
-ROUNDING = 1e-6  # relative to the largest singular value: float32 differences between equal heads
+LEAST_VARIANCE = 1e-6  # lower limit for a Gaussian's variance, in positions squared; a single tap has variance 0
+ROUNDING = 1e-6  # float32 rounding differences between equal heads, relative to the largest singular value
 MOMENTS = ("centre", "covariance", "distance", "entropy", "padding_mass")
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class LayerStatistics:
-    """Statistics of one attention layer. Tensors are float64 unless noted otherwise.
+    """Statistics of one attention layer and its heads; tensors are float64 unless noted otherwise.
 
     Attributes:
         centre, covariance, distance, entropy, padding_mass: As in `AttentionMoments`, averaged over images.
-        content_share: Share of the probabilities' variance that differs between images of a batch, (h,), 0 to 1; None
-            if every batch had one image, or all images share their attention.
+        content_share: Share of the variance of the probabilities that is due to differences between the images of a
+            batch, (h,), 0 to 1; None if every batch had one image, or all images share their attention.
         position_share: 1 - content_share, the share that positions explain.
-        constancy: How constant the attention pattern is as the query moves, (h,), 0 to 1; NaN without mass.
-        best_shift: Shift with the most mass, (h, dims) int64, in positions.
-        shift_mass: Mass at the best shift, (h,), 0 to 1.
-        gaussian_overlap: Overlap with a Gaussian, (h,), 0 to 1; NaN for a head without mass on the shifts.
-        coverage: Mean mass of distinct heads on the taps of the kernel that they could form, 0 to 1 (`grid_coverage`).
+        constancy: How constant the attention pattern is as the query moves, (h,), 0 to 1; NaN for a head without mass.
+        best_shift: Shift (key minus query) with the largest mean attention, (h, dims) int64, in positions.
+        shift_mass: Mean attention at the best shift, (h,), 0 to 1.
+        gaussian_overlap: Overlap of the profile with a Gaussian, (h,), 0 to 1; NaN for a head without mass.
+        coverage: Mean attention of distinct heads to the taps of the centred kernel that they could form, 0 to 1.
         tap_residual: Relative distance of those taps from the span of the heads' profiles, 0 to 1.
         redundancy: Mean cosine between the profiles of two heads, 0 to 1; 0 for a single head.
-        receptive_field: Root mean square extent of the mean profile, in positions; NaN without mass.
-        convolution_score: Share of the attention that one tap per head accounts for, 0 (chance) to 1.
-        profile: Attention per shift.
+        receptive_field: Root mean square distance from the centre of the mean profile, in positions; NaN without mass.
+        convolution_score: Share of the attention that one tap per head accounts for, 0 (uniform attention) to 1.
+        profile: Mean attention at each shift.
     """
 
     centre: Float64[Tensor, "h dims"]
@@ -86,7 +86,7 @@ def layer_statistics(operator: AttentionOperator, *, queries: Queries | None = N
 
     Raises:
         TypeError: `queries` are not integers.
-        ValueError: `queries` is empty or out of range, or the probabilities are not finite.
+        ValueError: `queries` is empty or contains an index outside the grid, or the probabilities are not finite.
 
     Example:
         >>> from attnconv import Grid, Shift
@@ -103,7 +103,7 @@ def layer_statistics(operator: AttentionOperator, *, queries: Queries | None = N
 class RunningStatistics:
     """Statistics of one layer, accumulated over batches of images: `add` one operator per batch, then call `result`.
 
-    Images have equal weight; an operator shared by all images counts as one. A head's moments skip images without mass.
+    All images have equal weight; an operator shared by a batch counts as one image. Moments skip images without mass.
 
     Example:
         >>> from attnconv import Dense, Grid
@@ -119,12 +119,12 @@ class RunningStatistics:
 
     @torch.no_grad()
     def add(self, operator: AttentionOperator, *, queries: Queries | None = None) -> None:
-        """Add the images of one operator; raise a `ValueError` if its grid or heads differ from the first one's."""
+        """Add an operator; raise a `ValueError` if its grid or number of heads is not that of the first operator."""
         self._profile.add(operator, queries=queries)  # first, since it checks the operator
         self._moments.append(attention_moments(operator, queries=queries))
 
     def result(self) -> LayerStatistics:
-        """Return the statistics so far; raise a `ValueError` if there is no operator, or for NaN and infinity."""
+        """Return the statistics so far; raise a `ValueError` if there is no operator or a probability is not finite."""
         profile = self._profile.result()
         if not bool(profile.mass.isfinite().all()):
             raise ValueError(bad("operator", "must have finite probabilities", "NaN or infinity"))
@@ -154,10 +154,10 @@ class RunningStatistics:
 def convolution_score(profile: ShiftProfile) -> float:
     """Compute how convolutional a layer is, from 0 (uniform attention) to 1 (a convolution, one tap per head).
 
-    Random attention scores slightly above 0, because the best shifts are chosen among noise; more images reduce this.
+    Random attention scores slightly above 0, because each head is assigned a shift at which its noise is large.
 
     Args:
-        profile: The layer's attention per shift, as returned by `shift_profile`.
+        profile: The layer's profile, as returned by `shift_profile`.
 
     Example:
         >>> from attnconv import Grid, Shift
@@ -175,13 +175,13 @@ def convolution_score(profile: ShiftProfile) -> float:
 
 
 def grid_coverage(profile: ShiftProfile) -> float:
-    """Compute the mean mass, 0 to 1, that distinct heads put on the taps of the centred kernel they could form.
+    """Compute the mean attention, 0 to 1, of distinct heads to the taps of the centred kernel that they could form.
 
-    With K the largest odd number such that K^dims <= heads, the taps are the K^dims shifts around the middle of the
-    receptive field. If a stride makes that middle ambiguous, the best candidate counts.
+    With K the largest odd number such that K^dims <= heads, the taps are the K^dims shifts around the centre of the
+    receptive field. If a stride makes that centre ambiguous, the candidate with the largest coverage is used.
 
     Args:
-        profile: The layer's attention per shift, as returned by `shift_profile`.
+        profile: The layer's profile, as returned by `shift_profile`.
 
     Example:
         >>> from attnconv import Grid, Shift
@@ -196,10 +196,10 @@ def grid_coverage(profile: ShiftProfile) -> float:
 def tap_residual(profile: ShiftProfile) -> float:
     """Compute the distance of the taps of `grid_coverage` from the span of the heads' profiles, 0 to 1 (Lemma 3).
 
-        sqrt( mean over taps t of min_a |e_t - sum_h a_h p_h|^2 ),      e_t one at its tap and zero elsewhere
+        sqrt( mean over taps t of min_a |e_t - sum_h a_h p_h|^2 ),      e_t = 1 at tap t and 0 at other shifts
 
-    Singular vectors of p span only if their singular value exceeds that of noise with variance v,
-    max_h (sum_delta v_h)^(1/2) + max_delta (sum_h v_h)^(1/2).
+    The span includes only singular vectors of p whose singular value exceeds that of noise with variance v
+    (`profile.noise`), at most about max_h (sum_delta v_h)^(1/2) + max_delta (sum_h v_h)^(1/2).
     """
     _, values, directions = torch.linalg.svd(profile.mass.flatten(1), full_matrices=False)
     noise = profile.noise.flatten(1)
@@ -216,17 +216,14 @@ def kernel_size(heads: int, dims: int) -> int:
 
 
 def assigned_mass(shares: Float64[Tensor, "h s"], heads_per_shift: int) -> float:
-    """Compute the largest total mass of heads assigned one shift each, with at most `heads_per_shift` heads per shift.
-
-    Heads that get no shift count as 0.
-    """
+    """Return the largest total mass of heads at one shift each, at most `heads_per_shift` per shift; others add 0."""
     repeated = shares.cpu().repeat(1, heads_per_shift)  # `heads_per_shift` columns per shift
     heads, columns = linear_sum_assignment(repeated.numpy(), maximize=True)
     return float(repeated[heads.tolist(), columns.tolist()].sum())
 
 
 def _kernels(profile: ShiftProfile) -> tuple[int, list[Int[Tensor, "taps"]]]:
-    """Return K^dims and, for each candidate middle, the flat indices of the kernel's taps within reach."""
+    """Return K^dims and, for each candidate centre, the flat indices of the kernel's taps within reach."""
     dims = len(profile.reach)
     size = kernel_size(len(profile.mass), dims)
     middles = itertools.product(*(range(least, most + 1) for least, most in profile.middle))
@@ -235,7 +232,7 @@ def _kernels(profile: ShiftProfile) -> tuple[int, list[Int[Tensor, "taps"]]]:
 
 
 def gaussian_overlap(profile: ShiftProfile) -> Float64[Tensor, "h"]:
-    """Compute the Gaussian overlap of each head, 0 to 1; NaN for a head without mass."""
+    """Compute each head's overlap with a Gaussian, 0 to 1; NaN for a head without mass."""
     shifts = profile.shifts.double()
     weights = _normalised(profile.mass.flatten(1))
     mean = weights @ shifts
@@ -248,7 +245,7 @@ def gaussian_overlap(profile: ShiftProfile) -> Float64[Tensor, "h"]:
 
 
 def redundancy(profile: ShiftProfile) -> float:
-    """Compute the mean cosine between the profiles of two heads, 0 to 1; 0 for one head, and for heads without mass."""
+    """Compute the mean cosine between the profiles of two heads, 0 to 1; 0 for one head, or if no head has mass."""
     heads, flat = len(profile.mass), profile.mass.flatten(1)
     cosines = profile_cosines(flat, flat).fill_diagonal_(0)
     return float(cosines.sum() / max(1, heads * (heads - 1)))
@@ -261,7 +258,7 @@ def profile_cosines(one: Float64[Tensor, "h s"], other: Float64[Tensor, "g s"]) 
 
 
 def receptive_field(profile: ShiftProfile) -> float:
-    """Compute the root mean square of |delta - mu| under the heads' mean profile, in positions; NaN without mass."""
+    """Compute the root mean square of |delta - its mean| under the mean profile, in positions; NaN without mass."""
     shifts = profile.shifts.double()
     weights = _normalised(profile.mass.flatten(1).mean(0, keepdim=True))
     off = shifts - weights @ shifts

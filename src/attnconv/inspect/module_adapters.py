@@ -2,8 +2,8 @@
 
     out = N_o( concat_h( softmax(scores_h) x W_v,h ) ) W_o        for tokens x and heads h, biases omitted
 
-with scores as in `score_modifiers` and optional norms. Modules with parts known to change the formula are rejected;
-`surgery.replaceable_attention` verifies the others by comparing outputs.
+with scores as in `score_modifiers` and an optional norm N_o. Modules with parts that are known to change the formula
+are rejected; `surgery.replaceable_attention` verifies the others by comparing outputs.
 """
 
 import math
@@ -34,7 +34,7 @@ NAMES = {
 PROJECTIONS = (("q_proj", "k_proj", "v_proj"), ("attention.query", "attention.key", "attention.value"))
 BIAS_HOLDERS = ("relative_position_bias", "rel_pos")  # submodules that may contain the bias table
 OTHERS = ("gate", "gating_param", "logit_scale", "relative_position_bias_table", *BIAS_HOLDERS, "q_bias")
-FIX = "Supported are timm's ViT, BEiT, EVA and Swin, Hugging Face's ViT family and nn.MultiheadAttention."
+FIX = "timm's ViT, BEiT, EVA and Swin, Hugging Face's ViT family and nn.MultiheadAttention are supported."
 FIX_VIT = "timm's VisionTransformer and Hugging Face's ViT, DeiT and DINOv2 are supported."
 POSITIONS, PATCHES = ("pos_embed", "position_embeddings"), ("patch_embed", "patch_embeddings")
 BLOCKS = ("blocks", "layers", "layer")
@@ -54,14 +54,14 @@ class Projection(NamedTuple):
 class AttentionParts:
     """The parts of one attention module, which share its weights."""
 
-    query: Projection  # all heads concatenated, likewise for keys and values
+    query: Projection  # heads are concatenated, also in `key` and `value`
     key: Projection
     value: Projection
     out: nn.Linear
     heads: int
     head_dim: int
-    scale: float  # s
-    query_norm: nn.Module  # N_q, applied to each head like N_k
+    scale: float  # the factor s of the scores
+    query_norm: nn.Module  # N_q; like N_k, it is applied to each head
     key_norm: nn.Module
     out_norm: nn.Module  # N_o, applied to all heads at once
     bias: PositionBias | None
@@ -89,10 +89,7 @@ class AttentionParts:
 
 
 def attention_parts(attention: nn.Module, name: str = "attention") -> AttentionParts:
-    """Find the parts of an attention module; raise a `ValueError` if one is missing or others change the formula.
-
-    Error messages start with `name`.
-    """
+    """Find the parts of an attention module; raise a `ValueError` on `name` if one is missing or alters the formula."""
     split, found = projections(attention), {part: _first(attention, paths) for part, paths in NAMES.items()}
     heads, size, out = found["num_heads"], found["head_dim"], found["proj or o_proj"]
     out = out if isinstance(out, nn.Linear) else None
@@ -162,7 +159,7 @@ def projections(source: Any) -> tuple[Projection, Projection, Projection] | None
     matrix: Tensor | None = None
     vector: Tensor | None = None
     if isinstance(source, nn.MultiheadAttention):
-        matrix, vector = source.in_proj_weight, source.in_proj_bias  # the weight is None if widths differ
+        matrix, vector = source.in_proj_weight, source.in_proj_bias  # the weight is None if the three widths differ
     elif isinstance(fused := getattr(source, "qkv", None), nn.Linear):
         matrix, vector = fused.weight, fused.bias
     if matrix is not None:
@@ -178,7 +175,7 @@ def projections(source: Any) -> tuple[Projection, Projection, Projection] | None
 
 
 def _bias(attention: nn.Module) -> PositionBias | None:
-    """Return the relative position bias of a module, from its table and the indices into it."""
+    """Return a module's relative position bias, from its table and the indices into it; None if it has none."""
     for holder in (attention, *(getattr(attention, name, None) for name in BIAS_HOLDERS)):
         table = getattr(holder, "relative_position_bias_table", None)
         index = getattr(holder, "relative_position_index", None)
@@ -191,7 +188,7 @@ def _others(attention: nn.Module) -> list[str]:
     """List the parts of a module that change the formula."""
     known: set[str] = set() if _bias(attention) is None else {"relative_position_bias_table", *BIAS_HOLDERS}
     if _first(attention, ("qkv.bias",)) is None:
-        known.add("q_bias")  # with qkv.bias, the queries would have two biases
+        known.add("q_bias")  # in addition to qkv.bias, it would be a second bias of the queries
     found = [
         name
         for name in OTHERS
@@ -279,7 +276,7 @@ def _block(name: str, block: nn.Module) -> VitBlock:
     }
     if more := [term for term, found in terms.items() if found]:
         got = f"{type(attention).__name__} with {', '.join(more)}"
-        raise ValueError(bad(f"model.{name}", "must compute only softmax(q k^T) v and `proj`", got, FIX_VIT))
+        raise ValueError(bad(f"model.{name}", "must compute only softmax(s q k^T) v and `proj`", got, FIX_VIT))
     return VitBlock(name, attention, parts, norm, (parts.out, out))
 
 

@@ -1,15 +1,15 @@
-"""Moments of attention: where, how far and how widely heads attend, without computing the queries x keys matrix.
+"""Moments of attention: where, how far and how widely heads attend, without storing all queries x keys probabilities.
 
-A query's weights w are its probabilities A over the image's keys divided by their sum, the *mass*. The mass is below 1
-if attention falls on zero padding or class tokens. Over the shifts delta = key - query, in positions,
+A query's weights w are its probabilities A over the image's keys divided by their sum, its *mass*. The mass is below 1
+if some attention falls on zero padding or class tokens. With the shifts delta = key - query in positions,
 
     centre        c_q = sum_k w_k delta_k
     covariance    C_q = sum_k w_k (delta_k - c_q) (delta_k - c_q)^T
     distance      d_q = sum_k w_k |delta_k|
     entropy       H_q = - sum_k w_k ln w_k                                               (0 ln 0 = 0)
 
-and the moments are means over the queries with mass. If probabilities are products over axes (`Kronecker`, `Shift`),
-means over all queries factorise, and no row over the whole image is computed:
+are a query's moments. Those of a head are means over its queries with mass. If probabilities are products over axes
+(`Kronecker`, `Shift`), means over all queries factorise, and no row over the whole image is computed:
 
     centre, variance, entropy    per axis, from n_a x m_a weights; entropies add up, and axes are uncorrelated
     distance                     sum_delta W_1(delta_1) W_2(delta_2) .. |delta|,  W_a(delta) = mean_q w_a[q, q + delta]
@@ -36,17 +36,17 @@ from attnconv.operators.shift import Shift
 class AttentionMoments:
     """Moments of the heads of one operator, averaged over queries; b is the operator's batch size.
 
-    A head without mass on the image has NaN, except in `padding_mass` and `content_share`.
+    All values of a head without mass on the image are NaN, except `padding_mass` and `content_share`.
 
     Attributes:
         centre: Mean centre of mass, key minus query, (b, h, dims) in positions.
         covariance: Mean covariance of a query's weights, (b, h, dims, dims) in positions squared.
         distance: Mean Euclidean distance between query and key, (b, h) in positions.
         entropy: Mean entropy, (b, h) in nats.
-        padding_mass: Mean mass outside the image (zero padding, class tokens), (b, h), over all queries.
-        content_share: Share of the probabilities' variance that the image explains, (h,), 0 to 1: W / (W + B) with W
-            the mean variance over images and B the mean variance over keys of the average over images, both corrected
-            for the number of images. None for an operator shared by all images.
+        padding_mass: Mean attention outside the image (zero padding, class tokens) over all queries, (b, h), 0 to 1.
+        content_share: Share of the variance of the probabilities that is due to differences between images, (h,), 0 to
+            1: W / (W + B), with W the mean variance over images, and B the mean variance over keys of the average over
+            images, both corrected for the number of images. None if the operator's batch size is 1.
     """
 
     centre: Float64[Tensor, "b h dims"]
@@ -61,7 +61,7 @@ class AttentionMoments:
 def attention_moments(operator: AttentionOperator, *, queries: Queries | None = None) -> AttentionMoments:
     """Compute the moments of each head and image, averaged over queries.
 
-    `Kronecker` and `Shift` operators are evaluated axis by axis. For others on large images, pass some `queries`.
+    For all queries, `Kronecker` and `Shift` are evaluated axis by axis. For others on large images, sample queries.
 
     Args:
         operator: The attention probabilities, for example from `layer.operator(x)` or `attention_operators`.
@@ -69,7 +69,7 @@ def attention_moments(operator: AttentionOperator, *, queries: Queries | None = 
 
     Raises:
         TypeError: `queries` are not integers.
-        ValueError: `queries` is empty or outside the grid.
+        ValueError: `queries` is empty or contains an index outside the grid.
 
     Example:
         >>> from attnconv import Grid, Kronecker
@@ -116,7 +116,7 @@ def _moments_of_rows(operator: AttentionOperator, blocks: Sequence[Tensor]) -> A
 
 
 def _weights(rows: Float64[Tensor, "*lead m"]) -> tuple[Float64[Tensor, "*lead m"], Bool[Tensor, "*lead"]]:
-    """Divide rows by their mass, and return which rows have mass; the others stay zero."""
+    """Return the rows divided by their mass, and which rows have mass; the others stay zero."""
     mass = rows.sum(-1)
     has_mass = mass != 0  # NaN counts as mass, so that it propagates
     return rows / mass.where(has_mass, 1)[..., None], has_mass
@@ -142,14 +142,14 @@ def _row_moments(
     distances = torch.zeros(len(queries), 1, dtype=torch.float64, device=rows.device)
     for shift in shifts:
         distances = (distances[:, :, None] + shift.square()[:, None, :]).flatten(1)  # (r, keys so far)
-    distance = (weights * distances.sqrt()).sum(-1)  # an einsum would copy all weights in another memory order
+    distance = (weights * distances.sqrt()).sum(-1)  # an einsum would copy all weights into a different memory order
     entropy = torch.special.entr(weights).sum(-1)
     moments = [*centres, *(entries[a, b] for a in range(grid.dims) for b in range(grid.dims)), distance, entropy]
     return torch.stack(moments, -1), has_mass
 
 
 def _shifts(axis: Axis, index: Int[Tensor, "r"]) -> Int[Tensor, "r m"]:
-    """Return the position of every image key minus the positions of the given queries."""
+    """Return the shifts from the given queries to all keys of the image along one axis."""
     keys = torch.arange(axis.size, device=index.device) * axis.spacing
     return keys - (axis.stride * index + axis.offset)[:, None]
 
@@ -161,8 +161,8 @@ def _along(joint: Tensor, *axes: int) -> Tensor:
 
 
 def _variances(rows: Float64[Tensor, "b h r m"]) -> Float64[Tensor, "2 h"]:
-    """Sum over queries: the variance over images (mean over keys), and the variance over keys of the mean image."""
-    # Subtracting an entry of the rows first makes the variance of equal probabilities exactly 0.
+    """Return variances summed over queries: over images (mean over keys), and over keys (of the mean over images)."""
+    # Subtracting one of the values first makes the variance of equal probabilities exactly 0.
     off = rows - rows[:1]
     mean = off.mean(0)  # (h, r, m)
     within = off.sub_(mean).square_().sum((0, -1)) / (rows.shape[0] * rows.shape[-1])  # (h, r)
@@ -172,7 +172,7 @@ def _variances(rows: Float64[Tensor, "b h r m"]) -> Float64[Tensor, "2 h"]:
 
 
 def _axis_operators(operator: AttentionOperator) -> list[AttentionOperator] | None:
-    """Return one operator per axis whose product is the given one; None if it is not a product."""
+    """Return operators of single axes whose product is the given operator; None if it is not such a product."""
     grids = [Grid((axis,)) for axis in operator.grid.axes]
     if isinstance(operator, Kronecker):
         parts = zip(grids, operator.factors, operator.padding_masses, strict=True)
@@ -203,7 +203,7 @@ def _product_moments(parts: Sequence[AttentionOperator]) -> AttentionMoments:
 
 
 def _shift_weights(part: AttentionOperator) -> tuple[Float64[Tensor, "shifts"], Float64[Tensor, "h shifts"]]:
-    """Return every shift between a query and an image key of one axis, and its mean weight W(shift) over queries."""
+    """Return all shifts from a query to an image key along one axis, and their mean weights W(shift) over queries."""
     (axis,) = part.grid.axes
     last = axis.stride * (axis.queries - 1) + axis.offset
     count = axis.stride * (axis.queries - 1) + axis.spacing * (axis.size - 1) + 1

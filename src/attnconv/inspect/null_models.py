@@ -1,14 +1,14 @@
-"""Null models: compare statistics of heads with randomly reflected heads, exchanged mirrors and shuffled layers.
+"""Null models for statistics of heads: randomly reflected heads, exchanged mirror axes and shuffled layers.
 
-Heads are compared by the cosine of their shift profiles, <p, p'> / (|p| |p'|), as in `redundancy`.
+Heads are compared by the cosine similarity of their shift profiles, <p, p'> / (|p| |p'|), as in `redundancy`.
 
-    turned      each head's profile is reflected along random axes, and axes of equal length are swapped at random:
-                this changes a head's direction, but not how far or how widely it attends
+    turned      each head's profile is reflected along random axes, and axes are permuted at random if all have the same
+                length: this changes a head's direction, but not how far or how widely it attends
     mirrored    p_h(delta) with one component of delta negated; a layer is symmetric along an axis if every mirrored
-                head has a partner in the layer, another head or itself
-    trend       rho = corr(rank(layer), rank(value)) over all heads: 1 if every head of a later layer has a larger value
+                head equals a head of the layer, its partner
+    trend       rho = corr(rank(layer), rank(value)) over all heads: close to 1 if later layers have larger values
 
-The chance level is the 95 % quantile of the statistic over `DRAWS` random draws with a fixed seed.
+The chance level is the 95 % quantile of the statistic over `DRAWS` random samples with a fixed seed.
 """
 
 import math
@@ -27,25 +27,25 @@ from attnconv._util.value_checks import whole
 from attnconv.inspect.head_statistics import grid_coverage, profile_cosines, redundancy
 from attnconv.inspect.shift_profiles import ShiftProfile
 
-LEVEL = 0.95  # quantile of the draws that is the chance level
+LEVEL = 0.95  # the chance level is this quantile of the random samples
 DRAWS = 1000
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class TurnedHeads:
-    """`redundancy` and `grid_coverage` of a layer with randomly turned heads, one float64 value per draw."""
+    """Redundancy and coverage of a layer with randomly turned heads, one float64 value per random sample."""
 
     redundancy: Float64[Tensor, "draws"]
     coverage: Float64[Tensor, "draws"]
 
 
 def turned_heads(profile: ShiftProfile, *, draws: int = 200, seed: int = 0) -> TurnedHeads:
-    """Compute the redundancy and coverage of a layer whose heads are turned at random.
+    """Compute redundancy and coverage with the axes of each head reflected and, if equally long, permuted at random.
 
     Args:
-        profile: The layer's attention per shift.
-        draws: Number of draws, at least 1.
+        profile: The layer's profile, as returned by `shift_profile`.
+        draws: Number of random samples, at least 1.
         seed: Random seed, at least 0.
 
     Raises:
@@ -67,7 +67,7 @@ def turned_heads(profile: ShiftProfile, *, draws: int = 200, seed: int = 0) -> T
 
 
 def turned_at_random(profile: ShiftProfile, generator: torch.Generator) -> ShiftProfile:
-    """Return one draw of `turned_heads`; only the profile's `mass` is turned."""
+    """Return a profile with each head turned at random, as in `turned_heads`; only `mass` changes."""
     dims = _symmetric_axes(profile)
     square = len(set(profile.reach)) == 1
     heads = []
@@ -79,14 +79,14 @@ def turned_at_random(profile: ShiftProfile, generator: torch.Generator) -> Shift
 
 
 def mirror_partners(profile: ShiftProfile, axis: int) -> tuple[Float64[Tensor, "h"], Int[Tensor, "h"]]:
-    """For each head, find the head most similar to its mirror image; return the cosines, 0 to 1, and the indices.
+    """For each head, find the head most similar to its mirror image; return cosines (0 to 1) and indices (from 0).
 
     Args:
-        profile: The layer's attention per shift.
-        axis: The axis whose shifts are negated; in images, 0 swaps up and down, and 1 swaps left and right.
+        profile: The layer's profile, as returned by `shift_profile`.
+        axis: Index of the axis whose shifts are negated: in images, 0 swaps up and down, and 1 swaps left and right.
 
     Raises:
-        ValueError: There is no such axis, or the range of shifts is not symmetric around 0.
+        ValueError: `axis` is out of range, or the range of shifts is not symmetric around 0.
 
     Example:
         >>> from attnconv import Grid, Shift
@@ -97,17 +97,17 @@ def mirror_partners(profile: ShiftProfile, axis: int) -> tuple[Float64[Tensor, "
     """
     dims = _symmetric_axes(profile)
     if axis not in range(dims):
-        raise ValueError(bad("axis", f"must be in 0 .. {dims - 1}", axis))
+        raise ValueError(bad("axis", f"must be an integer from 0 to {dims - 1}", axis))
     mirrored = profile.mass.flip(axis + 1)
     found = profile_cosines(mirrored.flatten(1), profile.mass.flatten(1)).max(1)
     return found.values.clamp(0.0, 1.0), found.indices
 
 
 def _symmetric_axes(profile: ShiftProfile) -> int:
-    """Return the number of axes; raise a `ValueError` unless a flip of `mass` negates the shifts."""
+    """Return the number of axes; raise a `ValueError` unless flipping `mass` negates the shifts."""
     if any(least != -most for least, most in profile.reach):
         fix = "Use a layer with one query per position."
-        raise ValueError(bad("profile", "must have shifts that are symmetric around 0", list(profile.reach), fix))
+        raise ValueError(bad("profile", "must have a range of shifts symmetric around 0", list(profile.reach), fix))
     return len(profile.reach)
 
 
@@ -117,8 +117,8 @@ class MirrorSymmetry:
     """Left-right and up-down symmetry of heads.
 
     Attributes:
-        left_right, up_down: Cosine between a mirrored head and its partner, averaged over heads.
-        chance: 95 % quantile of `left_right - up_down` with mirrors exchanged at random per head (or pair of partners).
+        left_right, up_down: Mean cosine (0 to 1) between a mirrored head and the most similar head of its layer.
+        chance: 95 % quantile of `left_right - up_down` if the axes are exchanged at random for each head (or pair).
     """
 
     left_right: float
@@ -127,13 +127,13 @@ class MirrorSymmetry:
 
 
 def mirror_symmetry(profiles: Sequence[ShiftProfile]) -> MirrorSymmetry:
-    """Measure the symmetry of all heads of some layers; a head's partner is in the same layer.
+    """Measure how symmetric the heads of the given layers are, left-right and up-down.
 
     Args:
-        profiles: One profile per layer, with two axes.
+        profiles: One profile per layer, each with two axes.
 
     Raises:
-        ValueError: There is no profile, or a profile does not have two axes with shifts symmetric around 0.
+        ValueError: There is no profile, or one does not have two axes with ranges of shifts symmetric around 0.
 
     Example:
         >>> from attnconv import Grid, Shift
@@ -144,7 +144,7 @@ def mirror_symmetry(profiles: Sequence[ShiftProfile]) -> MirrorSymmetry:
     """
     if not profiles or any(len(profile.reach) != 2 for profile in profiles):
         got = [len(profile.reach) for profile in profiles]
-        raise ValueError(bad("profiles", "must contain at least one profile, each with two axes", f"axes {got}"))
+        raise ValueError(bad("profiles", "must contain one or more profiles with two axes", f"numbers of axes {got}"))
     across, upright, sums = [], [], []
     for profile in profiles:
         (one, partner), (other, _) = mirror_partners(profile, 1), mirror_partners(profile, 0)
@@ -165,8 +165,8 @@ class LayerTrend:
     """Trend of a statistic over layers.
 
     Attributes:
-        rho: Spearman's rank correlation, -1 to 1; 0 if all values or all layers are the same.
-        chance: 95 % quantile of rho when heads are shuffled over layers.
+        rho: Spearman's rank correlation of layer and value, -1 to 1; 0 if all values or all layers are the same.
+        chance: 95 % quantile of `rho` when heads are shuffled over layers.
     """
 
     rho: float
@@ -174,10 +174,10 @@ class LayerTrend:
 
 
 def layer_trend(values: Sequence[Sequence[float]]) -> LayerTrend:
-    """Test whether a statistic of heads increases with the layer.
+    """Test whether a statistic of heads increases from layer to layer.
 
     Args:
-        values: One value per head for each layer, first layer first; heads with NaN are ignored, infinity ranks last.
+        values: For each layer in order, one value per head. Heads whose value is NaN are ignored.
 
     Example:
         >>> found = layer_trend([[1.0, 1.5, 2.0], [3.0, 2.5, 4.0], [5.0, 9.0, 7.0]])
@@ -193,6 +193,6 @@ def layer_trend(values: Sequence[Sequence[float]]) -> LayerTrend:
 
 
 def _standard_ranks(values: Sequence[float]) -> Float64[Tensor, "n"]:
-    """Return centred ranks of norm 1, so that dot products are correlations; zeros if all values are the same."""
+    """Return ranks, centred and scaled to norm 1: dot products are correlations. Equal values give zeros."""
     ranks = torch.from_numpy(rankdata(values))
     return F.normalize(ranks - ranks.mean(), dim=0)

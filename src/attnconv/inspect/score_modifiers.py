@@ -2,8 +2,8 @@
 
     scores(q, k) = s (R_q N_q(x_q W_q)) . (R_k N_k(x_k W_k)) + B(q, k) + A(q, k)        per head
 
-with a learned relative position bias B. Rotary positions R and the term A (a mask of shifted windows, or a bias shared
-by several layers) are arguments of the forward pass, recognised by their names.
+with scale s, query and key norms N, and a learned relative position bias B. Rotary positions R and the term A (a mask
+of shifted windows, or a bias shared by several layers) are arguments of the forward pass, recognised by their names.
 """
 
 import inspect
@@ -19,12 +19,12 @@ from attnconv._util.errors import bad
 
 ADDED = ("attn_mask", "attention_mask", "mask", "shared_rel_pos_bias", "shared_rel_pos")
 ROTATIONS = ("rope", "position_embeddings")
-BLOCKED = -50.0  # terms below this block a key: Swin adds -100, others -infinity; e^-50 = 2e-22
+BLOCKED = -50.0  # a term up to this value blocks a key: Swin adds -100, others -infinity; e^-50 = 2e-22
 
 
 @final
 class PositionBias(nn.Module):
-    """B: a table (positions, heads), which is not copied, and the row of the table for each query and key."""
+    """The bias B: a table (table rows, heads), which is not copied, and the table row for each query and key."""
 
     def __init__(self, table: nn.Parameter, index: Int[Tensor, "r n"]) -> None:
         super().__init__()
@@ -44,12 +44,12 @@ class PositionBias(nn.Module):
 @final
 @dataclass(frozen=True, eq=False)
 class ScoreTerms:
-    """R and A of one call."""
+    """Rotary positions R and the added term A of one call."""
 
-    cos: Float[Tensor, "#h m d"] | None = None  # for the image's tokens, which come last
+    cos: Float[Tensor, "#h m d"] | None = None  # for the image's tokens, which are the last ones
     sin: Float[Tensor, "#h m d"] | None = None
-    neighbours: bool = False  # whether rotation planes are channels (2i, 2i + 1) instead of (i, i + d / 2)
-    added: Float[Tensor, "w #h n n"] | None = None  # A, one for each sequence of an image, or one for all
+    neighbours: bool = False  # whether channels are rotated in pairs (2i, 2i + 1) instead of (i, i + d / 2)
+    added: Float[Tensor, "w #h n n"] | None = None  # A, for each sequence of an image, or one (w = 1) for all
 
     def of(self, heads: Sequence[int]) -> "ScoreTerms":
         def pick(x: Tensor | None, dim: int) -> Tensor | None:
@@ -58,7 +58,7 @@ class ScoreTerms:
         return replace(self, cos=pick(self.cos, 0), sin=pick(self.sin, 0), added=pick(self.added, 1))
 
     def turned(self, x: Float[Tensor, "b h n d"]) -> Float[Tensor, "b h n d"]:
-        """Compute R x; tokens before the image's tokens are not rotated."""
+        """Return x rotated by R, except the tokens before the image's tokens."""
         if self.cos is None or self.sin is None:
             return x
         before = x.shape[2] - self.cos.shape[1]
@@ -83,12 +83,12 @@ class ScoreTerms:
         return None if self.added is None else (self.added > BLOCKED).any(1)
 
     def per_image(self, sequences: int, name: str) -> "ScoreTerms":
-        """Return the terms with the A of one image, `sequences` entries; raise a `ValueError` if A differs by image."""
+        """Return the terms with A for the `sequences` of one image; raise `ValueError` if A differs between images."""
         if self.added is None or len(self.added) in (1, sequences):
             return self
         images = self.added.unflatten(0, (-1, sequences))
         if bool((images != images[:1]).any()):
-            raise ValueError(bad(name, "must add the same term to the scores of every image", "a mask per image"))
+            raise ValueError(bad(name, "must add the same term to the scores of every image", "different terms"))
         return replace(self, added=images[0])
 
 
@@ -118,11 +118,11 @@ class CallForm:
         )
 
     def read(self, args: Sequence[Any], named: Mapping[str, Any]) -> tuple[Float[Tensor, "b n c"], ScoreTerms]:
-        """Return the tokens and score terms of one call; raise a `ValueError` for causal attention, unknown tensors."""
+        """Return the tokens and score terms of one call; raise a `ValueError` for unsupported arguments."""
         given = {**dict(zip(self.names, args, strict=False)), **named}
         x = given.pop(self.names[0], None)
         if self.torch_style and any(given.pop(name, x) is not x for name in ("key", "value")):
-            raise ValueError(bad("key, value", "must be the same tensor as the queries", "other tensors"))
+            raise ValueError(bad("key, value", "must be the same tensor as the queries", "different tensors"))
         if not isinstance(x, Tensor) or x.dim() != 3:
             raise ValueError(bad(self.names[0], "must be a tensor of tokens with 3 axes", _shape_of(x)))
         if given.pop("is_causal", False):
@@ -130,7 +130,7 @@ class CallForm:
         rotations = [given.pop(name, None) for name in ROTATIONS]
         masks = {name: given.pop(name, None) for name in ADDED}
         if unknown := [name for name, value in given.items() if isinstance(value, Tensor)]:
-            fix = "How it changes the attention is not known."
+            fix = "Its effect on the attention is unknown."
             raise ValueError(bad(", ".join(unknown), "must be None", "a tensor", fix))
         cos, sin = next((_rotation(part) for part in rotations if part is not None), (None, None))
         added = [self._added(name, mask) for name, mask in masks.items() if mask is not None]
@@ -144,15 +144,15 @@ class CallForm:
     def _added(self, name: str, mask: Tensor) -> Tensor:
         """Return A with shape (sequences, heads, n, n)."""
         if mask.dim() not in ((2,) if self.torch_style else (2, 3, 4)):
-            raise ValueError(bad(name, "must have 2 to 4 axes, 2 for nn.MultiheadAttention", _shape_of(mask)))
-        if mask.dtype == torch.bool:  # True blocks a key in nn.MultiheadAttention, and allows it elsewhere
+            raise ValueError(bad(name, "must have 2 to 4 axes (2 for nn.MultiheadAttention)", _shape_of(mask)))
+        if mask.dtype == torch.bool:  # True blocks a key in nn.MultiheadAttention and allows it in all other modules
             blocked = mask if self.torch_style else ~mask
             mask = torch.zeros_like(mask, dtype=torch.get_default_dtype()).masked_fill(blocked, -torch.inf)
         return mask[None, None] if mask.dim() == 2 else mask[:, None] if mask.dim() == 3 else mask
 
 
 def _rotation(given: Any) -> tuple[Tensor, Tensor]:
-    """Return cosines and sines, (heads or 1, tokens, d), from timm's single tensor or Hugging Face's pair."""
+    """Return cosines and sines, (heads or 1, tokens, d), from one tensor (timm) or a pair (Hugging Face)."""
     cos, sin = reversed(given.chunk(2, -1)) if isinstance(given, Tensor) else given
     if not 2 <= cos.dim() <= 4 or (cos.dim() == 4 and len(cos) > 1):
         raise ValueError(bad("rotary positions", "must be the same for every image", f"shape {tuple(cos.shape)}"))

@@ -1,18 +1,19 @@
-"""Mean attention of each head per shift, and how constant that pattern is as the query moves.
+"""Mean attention of each head at each shift, and how constant this pattern is as the query moves.
 
-With delta = key - query in positions, and Q(delta) the chosen queries q for which q + delta is a key of the image,
+Let A_h be the attention probabilities of head h, delta = key - query in positions, and Q(delta) the chosen queries q
+to which delta is available, that is, for which q + delta is a key of the image. Then
 
     profile    p_h(delta) = mean over q in Q(delta) of A_h[q, q + delta]                     rows are not renormalised
 
 for each delta that, along each axis, is available to at least half as many queries as the most available shift: with
-one query per position, up to half of the axis in each direction. Heads of convolutions have p = 1 at their taps.
+one query per position, up to half of the axis in each direction. A head that implements a tap has p = 1 at this tap.
 
     constancy  c_h = sum_delta |Q(delta)| p_h(delta)^2 / sum_delta sum_{q in Q(delta)} A_h[q, q + delta]^2
 
 is the share of the squared probabilities that the mean pattern explains. It is 1 only if A_h[q, q + delta] is the same
-for all q: a convolution, with any number of soft taps. Only queries whose receptive field is centred at least a quarter
-of each axis away from the ends are used. The centre of the field is the middle of the keys minus the middle of the
-queries: 0 with one query per position, (K - 1) / 2 for a kernel of K taps without padding.
+for all q, as in a convolution. It uses only queries whose receptive field is centred at least a quarter of each axis
+away from the ends. The shift from a query to that centre is the middle of the keys minus the middle of the queries: 0
+with one query per position, (K - 1) / 2 for a kernel of K taps without padding.
 """
 
 import math
@@ -33,17 +34,17 @@ from attnconv.operators.base import AttentionOperator, Queries
 @final
 @dataclass(frozen=True, eq=False)
 class ShiftProfile:
-    """Mean attention per shift of one layer's heads.
+    """Mean attention of each head of one layer at each shift.
 
     Attributes:
-        mass: p_h(delta), (h, *shifts) float64 from 0 to 1, one axis of shifts per axis of the grid; 0 if Q is empty.
-        counts: Size of Q(delta) over all images, (*shifts) int64.
-        noise: Variance of p_h(delta) as a mean over queries, s^2 / (n - 1), shaped like `mass`, where s^2 is the
-            variance of A_h[q, q + delta] over queries and images, and n the number of queries of one image.
-        constancy: c_h, (h,) float64 from 0 to 1; NaN for a head without mass at the inner queries.
-        reach: Smallest and largest shift per axis, in positions.
-        middle: Smallest and largest candidate for the field's central shift per axis; they differ for some strides.
-        key_count: Number of keys m of an image.
+        mass: p_h(delta), (h, *shifts) float64, 0 to 1, with one axis per axis of the grid; 0 where Q(delta) is empty.
+        counts: Number of queries in Q(delta), summed over images, (*shifts) int64.
+        noise: Variance of p_h(delta) regarded as a mean over the n queries of one image, s^2 / (n - 1), shaped like
+            `mass`; s^2 is the variance of A_h[q, q + delta] over queries and images.
+        constancy: c_h, (h,) float64, 0 to 1; NaN for a head without mass at the queries that constancy uses.
+        reach: Smallest and largest shift of each axis, in positions.
+        middle: Smallest and largest candidate for the centre of the receptive field, as a shift; a pair for each axis.
+        key_count: Number of keys in an image, m.
     """
 
     mass: Float64[Tensor, "h ..."]
@@ -56,21 +57,21 @@ class ShiftProfile:
 
     @property
     def shifts(self) -> Int[Tensor, "s dims"]:
-        """All shifts, row-major like `mass.flatten(1)`."""
+        """All shifts, in positions, in the order of `mass.flatten(1)`."""
         lines = [torch.arange(least, most + 1, device=self.mass.device) for least, most in self.reach]
         return torch.stack(torch.meshgrid(*lines, indexing="ij"), -1).flatten(0, -2)
 
 
 def shift_profile(operator: AttentionOperator, *, queries: Queries | None = None) -> ShiftProfile:
-    """Compute the mean attention per shift of an operator's heads, over its queries and images.
+    """Compute the mean attention of each head at each shift, over the queries and images of an operator.
 
     Args:
         operator: The attention probabilities.
-        queries: Flat query indices; None for all. Use about 100 or more, since the mean of few rows is mostly noise.
+        queries: Flat query indices; None for all. Use at least about 100, since a mean over few rows is mostly noise.
 
     Raises:
         TypeError: `queries` are not integers.
-        ValueError: `queries` is empty or outside the grid.
+        ValueError: `queries` is empty or contains an index outside the grid.
 
     Example:
         >>> from attnconv import Grid, Shift
@@ -87,7 +88,7 @@ def shift_profile(operator: AttentionOperator, *, queries: Queries | None = None
 class RunningShiftProfile:
     """Profile of one layer, accumulated over batches of images: `add` one operator per batch, then call `result`.
 
-    Images have equal weight; an operator shared by all images counts as one image.
+    All images have the same weight; an operator that a whole batch shares counts as one image.
     """
 
     def __init__(self) -> None:
@@ -95,7 +96,7 @@ class RunningShiftProfile:
 
     @torch.no_grad()
     def add(self, operator: AttentionOperator, *, queries: Queries | None = None) -> None:
-        """Add the images of one operator; raise a `ValueError` if its grid or heads differ from the first one's."""
+        """Add an operator; raise a `ValueError` if its grid or number of heads is not that of the first operator."""
         blocks = query_blocks(operator, queries)
         if self._grid is None:
             self._grid = operator.grid
@@ -108,8 +109,8 @@ class RunningShiftProfile:
             self._explained, self._squares = self._mass.new_zeros(2, operator.heads)
         if self._grid != operator.grid or len(self._mass) != operator.heads:
             got = f"{operator.heads} heads on {operator.grid.query_sizes} queries and {operator.grid.sizes} keys"
-            requirement = f"must have the grid and the {len(self._mass)} heads of the first operator"
-            raise ValueError(bad("operator", requirement, got, "Use one accumulator per layer."))
+            requirement = f"must have the same grid and number of heads ({len(self._mass)}) as the first operator"
+            raise ValueError(bad("operator", requirement, got, "Use a separate accumulator for each layer."))
         grid = operator.grid
         inner = [_inner_range(axis) for axis in grid.axes]
         totals = self._mass.new_zeros(operator.batch, *self._mass.shape)  # sums over the inner queries, per image
@@ -133,9 +134,9 @@ class RunningShiftProfile:
         self._explained += (totals.square() / counts.clamp_min(1)).flatten(2).sum((0, -1))
 
     def result(self) -> ShiftProfile:
-        """Return the profile of all operators so far; raise a `ValueError` if there is none."""
+        """Return the profile of all operators added so far; raise a `ValueError` if there is none."""
         if self._grid is None:
-            raise ValueError(bad("operator", "must be added before the result", "none", "Call add(operator) first."))
+            raise ValueError(bad("operator", "must be added before calling result()", "none", "Call add(operator)."))
         constancy = self._explained / self._squares.where(self._squares > 0, math.nan)
         counts = self._counts.clamp_min(1)
         mass = self._mass / counts
@@ -144,7 +145,7 @@ class RunningShiftProfile:
             mass=mass,
             counts=self._counts.clone(),
             noise=spread / (counts / self._images - 1).clamp_min(1.0),
-            constancy=constancy.clamp_max(1.0),  # may exceed 1 by rounding
+            constancy=constancy.clamp_max(1.0),  # rounding can push it above 1
             reach=self._reach,
             middle=tuple(_middle(axis) for axis in self._grid.axes),
             key_count=self._grid.key_count,
@@ -152,7 +153,7 @@ class RunningShiftProfile:
 
 
 def _extent(axis: Axis) -> int:
-    """Return the number of positions from the first key to the last."""
+    """Return the number of positions from the first key to the last, inclusive."""
     return axis.spacing * (axis.size - 1) + 1
 
 
@@ -167,19 +168,19 @@ def _reach(axis: Axis) -> tuple[int, int]:
 
 
 def _middle(axis: Axis) -> tuple[int, int]:
-    """Return the range of shifts that contains the centre of a query's receptive field."""
+    """Return the smallest and largest shift that may be the centre of a query's receptive field."""
     positions = axis.query_positions()
-    # Positions after the last query minus positions before the first. Up to stride - 1 of them are unused; with spaced
-    # keys, up to spacing - 1 are missing.
+    # Number of positions after the last query minus number before the first. Up to stride - 1 positions at the end are
+    # unused; with spaced keys, up to spacing - 1 are missing.
     twice = _extent(axis) - 1 - int(positions[0]) - int(positions[-1])
     least, most = -((axis.stride - 1 - twice) // 2), (twice + axis.spacing - 1) // 2
-    if least > most:  # an even kernel, whose centre is between two taps
+    if least > most:  # an even kernel: its centre is between two taps
         least = most = int(twice / 2)
     return least, most
 
 
 def _inner_range(axis: Axis) -> tuple[int, int]:
-    """Return the first and last position of queries whose field is centred at least a quarter from the axis's ends."""
+    """Return the first and last position of the queries that constancy uses."""
     margin, (least, most) = _extent(axis) // 4, _middle(axis)
     middle = min(max(0, least), most)
     return margin - middle, _extent(axis) - 1 - margin - middle
@@ -188,10 +189,10 @@ def _inner_range(axis: Axis) -> tuple[int, int]:
 def _window(
     grid: Grid, position: Sequence[int], reach: Sequence[tuple[int, int]]
 ) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
-    """Return, per axis, slices of the keys within reach of a query and of their shifts; empty if there are none."""
+    """Return slices of the keys within reach of a query, and of their shifts, one per axis; empty without such keys."""
     keys, shifts = [], []
     for axis, here, (least, most) in zip(grid.axes, position, reach, strict=True):
-        first = max(0, -((-least - here) // axis.spacing))  # the smallest k with spacing k - here >= least
+        first = max(0, -((-least - here) // axis.spacing))  # the smallest k with spacing * k - here >= least
         last = min(axis.size - 1, (here + most) // axis.spacing)
         count = max(0, last - first + 1)
         place = axis.spacing * first - here - least

@@ -3,8 +3,8 @@
     A[q, k] = p(token k | token q)      for tokens q, k of the image,      padding_mass(q) = 1 - sum_k A[q, k]
 
 Rows are not renormalised: attention to class tokens, registers or the padding of a window counts as padding mass. The
-positions of tokens are inferred from the attributes of the innermost enclosing module that has them. A wrong guess
-would distort every map, so inconsistent sizes raise an error.
+positions of tokens are inferred from the attributes of the innermost enclosing module that has such attributes. A wrong
+guess would distort all maps, so inconsistent sizes raise an error.
 """
 
 import math
@@ -22,19 +22,19 @@ from attnconv.inspect.attention_calls import TokenRows, UnreadableError
 from attnconv.operators.base import AttentionOperator, Images, Outputs, Queries, Weights, all_queries, query_indices
 from attnconv.operators.kernels.contractions import contract_rows
 
-BLOCK = 2**25  # probabilities per block: 128 MiB in float32
+BLOCK = 2**25  # maximum number of probabilities per block: 128 MiB in float32
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class TokenLayout:
-    """Positions in the image of the tokens of one attention call."""
+    """Positions of the tokens of one attention call in the image."""
 
-    sizes: tuple[int, ...]  # tokens of the image, (height, width)
+    sizes: tuple[int, ...]  # tokens per axis of the image, (height, width)
     prefix: int = 0  # number of tokens before the image's tokens: class tokens, registers
     suffix: int = 0  # number of tokens after the image's tokens: detection tokens
-    window: tuple[int, int] | None = None  # tokens of a window, (height, width); None if an image is one sequence
-    tokens: Int[Tensor, "windows places"] | None = None  # index of the image token at each place, -1 for padding
+    window: tuple[int, int] | None = None  # tokens per axis of a window, (height, width); None without windows
+    tokens: Int[Tensor, "windows places"] | None = None  # index of the image's token at each place, -1 for padding
 
     @property
     def parts(self) -> int:
@@ -47,10 +47,10 @@ def window_layout(
 ) -> TokenLayout:
     """Return the layout of images that are shifted cyclically up and left, and split into windows row by row.
 
-    Tokens are padded to whole windows before the shift (`pad_first`) or after it.
+    The images are padded to a multiple of the window size, before the shift (`pad_first`) or after it.
     """
     counts = [math.ceil(size / length) for size, length in zip(sizes, window, strict=True)]
-    axes = []  # the token at each place of an axis after shift and padding, -1 for padding
+    axes = []  # index of the token at each place of an axis after shift and padding, -1 for padding
     for size, length, count, step in zip(sizes, window, counts, shift, strict=True):
         places, full = torch.arange(count * length), count * length
         moved = (places + step) % full if pad_first else torch.where(places < size, (places + step) % size, -1)
@@ -63,16 +63,16 @@ def window_layout(
 
 @final
 class TokenOperator(AttentionOperator):
-    """Attention of one call in any model, as passed to the function of `visit_attention`.
+    """Operator of one attention call in any model, as passed to `visit` by `visit_attention`.
 
-    Rows are computed on demand, in float32 or higher precision; those of unfused models only inside the visit.
+    Rows are computed on demand, in float32 or higher precision; without fused attention, only while `visit` runs.
 
     Args:
-        source: The rows of the call.
-        layout: Positions of the call's tokens.
+        source: Attention between all tokens of the call.
+        layout: Positions of these tokens in the image.
 
     Attributes:
-        prefix, suffix, window: As in the layout.
+        prefix, suffix, window: Number of tokens before and after the image's, and the window size in tokens or None.
 
     Example:
         >>> from attnconv.inspect.attention_calls import product_rows
@@ -84,7 +84,7 @@ class TokenOperator(AttentionOperator):
 
     def __init__(self, source: TokenRows, layout: TokenLayout) -> None:
         self._source, self._layout, self.device = source, layout, source.device
-        # Tokens that are not part of the image count as padding; the grid itself has none.
+        # Tokens outside the image count as padding; the grid itself has no padding.
         self.grid = Grid.make(layout.sizes, border="zero")
         self.heads, self.batch = source.heads, source.batch // layout.parts
         self.prefix, self.suffix, self.window = layout.prefix, layout.suffix, layout.window
@@ -96,9 +96,9 @@ class TokenOperator(AttentionOperator):
         return self._split(queries)[1]
 
     def prefix_rows(self, tokens: Int[Tensor, "p"]) -> Float[Tensor, "b h p m"]:
-        """Return the attention of class tokens and registers over the image's tokens (flat, row-major).
+        """Return the attention of class tokens and registers to the image's tokens (flat, row-major).
 
-        `tokens` are indices below `prefix`, usually 0 for the class token; other indices raise a `ValueError`.
+        `tokens` are indices from 0 to `prefix` - 1 (0 is usually the class token); others raise a `ValueError`.
         """
         indices("tokens", tokens.tolist(), self.prefix)
         return self._source.rows(tokens)[..., self.prefix : self.prefix + self.grid.key_count]
@@ -118,7 +118,7 @@ class TokenOperator(AttentionOperator):
         return all_queries(self.grid, self.device).split(length)
 
     def _split(self, queries: Queries) -> tuple[Tensor, Tensor]:
-        """Return the probabilities over the image's tokens, (b, h, r, m), and their sum elsewhere, (b, h, r)."""
+        """Return the probabilities of the image's tokens, (b, h, r, m), and the sum of all others, (b, h, r)."""
         chosen = query_indices(queries, self.grid, self.device)
         if self._layout.tokens is not None:
             return self._split_windows(chosen, self._layout.tokens.to(self.device))
@@ -127,7 +127,7 @@ class TokenOperator(AttentionOperator):
         return rows[..., self.prefix : stop], rows[..., : self.prefix].sum(-1) + rows[..., stop:].sum(-1)
 
     def _split_windows(self, queries: Tensor, tokens: Int[Tensor, "windows places"]) -> tuple[Tensor, Tensor]:
-        """Implement `_split` for windows; only the windows of these queries are computed."""
+        """Implement `_split` for windows; only the windows that contain these queries are computed."""
         length, count = tokens.shape[1], self.grid.key_count
         places = (tokens.flatten() >= 0).nonzero().squeeze(1)
         place_of = torch.empty_like(places)
@@ -152,8 +152,8 @@ class Running:
     name: str  # in the model
     module: nn.Module
     shape: tuple[int, ...] | None  # shape of the first input, if it is a tensor
-    resolution: tuple[int, int] | None  # the second input, if it is a (height, width) of tokens
-    calls: int = 0  # attention calls so far
+    resolution: tuple[int, int] | None  # the second input, if it is a size in tokens, (height, width)
+    calls: int = 0  # number of attention calls so far
     pending: TokenRows | None = None  # the first of two attention maps that the module mixes
 
 
@@ -163,9 +163,9 @@ Hint: TypeAlias = tuple[TokenLayout, set[int]]  # a layout, and the prefixes for
 def layout_of(
     running: Sequence[Running], rows: TokenRows, images: Tensor, grid: tuple[int, ...] | None, prefix: int | None
 ) -> TokenLayout:
-    """Return the layout of a call inside the modules `running`, outermost first, for the user's `grid` and `prefix`.
+    """Return the layout of a call inside the modules `running`, outermost first, given the user's `grid` and `prefix`.
 
-    Raises an `UnreadableError` if the positions of the tokens cannot be determined.
+    Raise an `UnreadableError` if the positions of the tokens cannot be determined.
     """
     tokens, shape = rows.keys, tuple(images.shape)
     if rows.queries != tokens:
@@ -174,9 +174,9 @@ def layout_of(
         if getattr(frame.module, "shift_size", None) is not None:
             return _windows(frame, rows, len(images))
     if images.dim() == 4 and rows.batch != len(images):
-        raise UnreadableError(f"it splits {len(images)} images into {rows.batch} sequences in an unknown way")
+        raise UnreadableError(f"it splits {len(images)} images into {rows.batch} sequences by an unknown method")
     if images.dim() == 3 and rows.batch not in shape[:2]:
-        raise UnreadableError(f"it attends in {rows.batch} sequences, which does not match the input's shape {shape}")
+        raise UnreadableError(f"its {rows.batch} sequences do not match the input of shape {shape}")
     modules = [frame.module for frame in reversed(running)]
     hints = [hint for module in modules for hint in _hints(module, images, tokens)]
     if grid is None:
@@ -187,16 +187,16 @@ def layout_of(
         return layout
     given = "" if prefix is None else f", prefix={prefix}"
     if images.dim() == 3 and (tokens, rows.batch) == shape[:2] and rows.batch != tokens:
-        why = f"{grid=}: the input of shape {shape} has its tokens first. Put the batch axis first before splitting it"
+        why = f"{grid=}: the input of shape {shape} has its tokens first; put the batch axis first"
     elif grid is None:
         why = f"the input of shape {shape}{given}; pass grid=(height, width) and prefix="
     else:
-        why = f"{grid=}{given}, which needs {math.prod(grid) + (prefix or 0)}; pass a smaller grid="
+        why = f"{grid=}{given}, which requires {math.prod(grid) + (prefix or 0)}; pass a smaller grid="
     raise UnreadableError(f"its {tokens} tokens do not match {why}")
 
 
 def _model_layout(hints: Sequence[Hint], tokens: int, images: Tensor, prefix: int | None) -> TokenLayout | None:
-    """Return the first layout that fits the model's hints or, without hints, square patches with a prefix of 0 or 1."""
+    """Return the first of the model's hints that fits or, without hints, square patches with a prefix of 0 or 1."""
     for layout, prefixes in hints:
         if layout.prefix in (prefixes if prefix is None else {prefix}):
             return layout
@@ -219,7 +219,7 @@ def _user_layout(
     if prefix is not None:
         if prefix < others and fitting and all(layout.sizes != grid for layout in fitting):
             given = f"{grid=}, {prefix=} cover all but {others - prefix} of its {tokens} tokens"
-            raise UnreadableError(f"{given}, while the model's own grid is {fitting[0].sizes}; pass that grid, or none")
+            raise UnreadableError(f"{given}, but the model's grid is {fitting[0].sizes}; pass that grid, or no grid")
         return TokenLayout(grid, prefix, others - prefix)
     if others < 2:
         return TokenLayout(grid, others)
@@ -229,12 +229,12 @@ def _user_layout(
         return TokenLayout(grid, *known[0])
     raise UnreadableError(
         f"{grid=} covers all but {others} of its {tokens} tokens; pass prefix=, the number of these {others} tokens "
-        "that come before the image"
+        "that come before the image's tokens"
     )
 
 
 def _hints(module: nn.Module, images: Tensor, tokens: int) -> Iterator[Hint]:
-    """Yield layouts that a module's attributes suggest, by the patch sizes of timm, Hugging Face and torchvision."""
+    """Yield the layouts that a module's attributes suggest, as named in timm, Hugging Face and torchvision."""
     if images.dim() != 4:
         return
 
@@ -243,7 +243,7 @@ def _hints(module: nn.Module, images: Tensor, tokens: int) -> Iterator[Hint]:
 
     height, width = images.shape[2:]
     known, embed = _other_tokens(module), getattr(module, "patch_embed", None)
-    early = {0, 1} if known is None else {0, known[0]}  # class tokens may be added after the first blocks
+    early = {0, 1} if known is None else {0, known[0]}  # some models add class tokens after the first blocks
     before, after = ({0, 1, 2}, 0) if known is None else ({known[0]}, known[1])
     fixed = pair_of(getattr(embed, "grid_size", None))
     if fixed is not None and pair_of(getattr(embed, "img_size", None)) == (height, width):
@@ -251,7 +251,7 @@ def _hints(module: nn.Module, images: Tensor, tokens: int) -> Iterator[Hint]:
     holders = ((embed, early, 0), (getattr(module, "config", None), before, after), (module, {0, 1}, 0))
     for holder, prefixes, suffix in holders:
         patch = pair_of(getattr(holder, "patch_size", None))
-        if patch is not None:  # without and with padding to whole patches
+        if patch is not None:  # first without, then with padding of the image to whole patches
             yield hint((height // patch[0], width // patch[1]), prefixes, suffix)
             yield hint((math.ceil(height / patch[0]), math.ceil(width / patch[1])), prefixes, suffix)
 
@@ -288,9 +288,9 @@ def _windows(frame: Running, rows: TokenRows, images: int) -> TokenLayout:
     window, shift = pair_of(getattr(block, "window_size", None)), pair_of(block.shift_size, least=0)
     sizes = (frame.shape[1], frame.shape[2]) if frame.shape is not None and len(frame.shape) == 4 else frame.resolution
     if window is None or shift is None or sizes is None:
-        raise UnreadableError(f"it attends in the windows of {frame.name!r}, whose sizes are unknown")
-    # timm shifts, then pads; the others pad first, and do not shift an axis that fits in one window. Blocks of timm and
-    # Hugging Face store the resolution that they were built for; torchvision's do not.
+        raise UnreadableError(f"it attends within the windows of {frame.name!r}, and their sizes are unknown")
+    # timm shifts, then pads; the others pad first, and do not shift an axis that fits in one window. Blocks from timm
+    # and Hugging Face store the resolution for which they were built; those from torchvision do not.
     from_timm = type(block).__module__.startswith("timm.") or getattr(block, "input_resolution", None) is not None
     pad_first = hasattr(block, "maybe_pad") or not from_timm
     if pad_first:
@@ -298,5 +298,5 @@ def _windows(frame: Running, rows: TokenRows, images: int) -> TokenLayout:
     layout = window_layout(sizes, window, shift=shift, pad_first=pad_first)
     if rows.keys != math.prod(window) or rows.batch != layout.parts * images:
         got = f"{rows.batch} sequences of {rows.keys} tokens"
-        raise UnreadableError(f"its {got} do not match windows of {window} over {sizes} tokens of {images} images")
+        raise UnreadableError(f"its {got} do not match windows of {window} on {images} images of {sizes} tokens")
     return layout

@@ -1,4 +1,4 @@
-"""Model surgery: prune heads, replace heads by convolutions, and initialise attention as a convolution."""
+"""Model surgery: prune heads, replace heads with convolutions, and initialise attention as a convolution."""
 
 from attnconv._util.exports import attach
 

@@ -1,18 +1,18 @@
 """Initialisation of a vision transformer as a convolution: each head attends to a fixed shift.
 
-A subspace of the residual stream is reserved for positions. It is spanned by the rows of E (orthonormal, each with mean
-0), and all other outputs to the stream are projected onto its complement. Up to the scale of LayerNorm, with a unit
-vector phi for each row and column of the image,
+A subspace of the residual stream is reserved for positions. It is spanned by the orthonormal rows of E, each with mean
+0. All other outputs to the stream are projected onto its complement. Up to the scale of LayerNorm, with a unit vector
+phi for each row and each column of the image,
 
     pos(i) = s E^T (phi_row(i), phi_column(i))        E k(i) = phi(i)        E q(i) = phi(i + delta_h)
     out(i) = sum_h P W_o,h W_v,h x(i + delta_h),      P = 1 - E^T E
 
-If heads have one channel per position of an axis, its phi is an orthonormal basis. Otherwise it has low frequencies,
+If heads have one channel for each position of an axis, its phi form an orthonormal basis. Otherwise, low frequencies
 
     phi(i) = (cos(f_1 i), ..., sin(f_1 i), ...) / sqrt(number of frequencies),      B phi(i) = phi(i + delta)
 
-and two constant features a and b make the score <phi(i + delta), phi(k)> - 2 <= 0. LayerNorm scales keys differently,
-which then does not move the maximum. Image tokens have both constants, class tokens only b, so their queries stay 0.
+are used, and two constant features a and b change the score to <phi(i + delta), phi(k)> - 2 <= 0, whose maximum does
+not move when LayerNorm scales keys differently. Image tokens have a and b, class tokens only b: their queries are 0.
 """
 
 import math
@@ -34,24 +34,24 @@ from attnconv.inspect.module_adapters import AttentionParts, VitBlock, VitParts,
 from attnconv.layers.checks import check_finite
 from attnconv.surgery.replaceable_attention import layer_tokens, relative_size
 
-SHARPEST = 1e4  # upper bound of the search for the scale of scores
+SHARPEST = 1e4  # upper limit of the search for the scale of scores
 LOST = 0.01  # relative error of given filters above which a warning is issued
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class LayerStart:
-    """Errors of one initialised layer with respect to a convolution, measured on the images.
+    """Attention and errors of one initialised layer, compared with a convolution on the given images.
 
     Attributes:
-        shifts: Shift (rows, columns) of each head, in tokens.
-        mass: Mean attention of each head to its shift, over the queries for which it is inside the image.
+        shifts: Shift of each head, key minus query (row, column), in tokens.
+        mass: Mean attention of each head at its shift, 0 to 1, over the queries whose shifted position is in the image.
         error: `|layer - convolution| / |convolution|` at the image tokens, for the convolution with replicate padding
-            and the filters stored in the layer. This is the error caused by attention.
+            and the filters stored in the layer. This error is caused by attention.
         filter_error: `|stored - given| / |given|` of the filters, nonzero if the rank of the given filters is too high
-            for the heads; 0 if no filters were given.
-        given_error: `error` with respect to the given filters, caused by attention, by the rank, and by the projection
-            of outputs off the subspace of positions. Equal to `error` if no filters were given.
+            for the heads; 0 if `filters` is not a tensor.
+        given_error: Like `error`, but for the given filters: caused by attention, by the rank limit, and by projecting
+            out the subspace of the positional vectors. Equal to `error` if `filters` is not a tensor.
     """
 
     shifts: Int[Tensor, "h 2"]
@@ -74,20 +74,20 @@ def start_as_convolution(
 ) -> dict[str, LayerStart]:
     """Initialise a vision transformer, in place, so that its attention is nearly a convolution.
 
-    The K x K shifts are assigned to heads in order, from the centre outwards. If a layer has fewer heads than shifts,
-    the next layer continues with the remaining shifts.
+    The K x K shifts are assigned to heads in order, from the centre outwards, repeatedly if there are more heads. If a
+    layer has fewer heads than shifts, the next layer continues with the remaining shifts.
 
     Args:
         model: An untrained `VisionTransformer` from timm, or ViT, DeiT or DINOv2 from Hugging Face.
         filters: `random` keeps the value and output projections as initialised; `impulse` makes each head copy its own
-            channels; or the weight of an `nn.Conv2d`, which needs one head per tap. The channels x channels matrix of a
-            tap is approximated with the rank of its heads, at least head dimension x (heads // K^2).
-        layers: Indices of the blocks to initialise, at least one; None for all.
-        images: Images for measurements and for the scale of positions. None uses 2 images of standard normal noise.
-        mass: Mean attention of each layer's heads to their shifts, above 0 and below 1.
-        kernel_size: Kernel size K, odd; ignored if filters are given.
-        position_length: Norm of positions in the residual stream relative to content, above 0. A smaller value keeps
-            more content after LayerNorm, but has a larger error at the same mass.
+            channels; a tensor is the weight of an `nn.Conv2d`, with at most one tap per head. Each tap is
+            approximated by a matrix of the rank that its heads allow, at least head dimension x (heads // K^2).
+        layers: Indices (from 0) of the blocks to initialise, at least one; None for all.
+        images: Images used to measure the result and scale positional vectors. None uses 2 images of Gaussian noise.
+        mass: Target for the mean attention of each layer's heads at their shifts, above 0 and below 1.
+        kernel_size: Kernel size K, odd; ignored if `filters` is a tensor.
+        position_length: Norm of positional vectors in the residual stream relative to content, above 0. A smaller value
+            keeps more content after LayerNorm, but the error for a given mass is larger.
 
     Returns:
         The measurements of each layer, by the name of its attention module.
@@ -99,8 +99,8 @@ def start_as_convolution(
             model is unchanged after any exception.
 
     Warns:
-        UserWarning: The mean attention of a layer's heads is below `mass`, or the rank of the given filters is too
-            high, with a relative error above 1 %.
+        UserWarning: The mean attention of a layer's heads is below `mass`, or the rank limit changes the given filters
+            by more than 1 % (relative).
 
     Example:
         >>> import timm  # doctest: +SKIP
@@ -116,7 +116,7 @@ def start_as_convolution(
     filters = filters.to_dense() if isinstance(filters, Tensor) else filters
     chosen = list(range(len(parts.blocks))) if layers is None else sorted(indices("layers", layers, len(parts.blocks)))
     if not chosen:
-        raise ValueError(bad("layers", "must have at least one block, or be None for all", chosen))
+        raise ValueError(bad("layers", "must contain at least one block, or be None for all blocks", chosen))
     check_finite(model.named_parameters(), origin="in model")
     if parts.positions.is_meta:
         raise ValueError(bad("model", "must have materialised weights", "a model on the meta device"))
@@ -134,7 +134,7 @@ def start_as_convolution(
 
 
 def _taps(parts: VitParts, filters: Any, kernel_size: int) -> Int[Tensor, "s 2"]:
-    """Return the shifts of a K x K kernel, from the centre outwards; raise if the filters do not match the model."""
+    """Return the shifts of a K x K kernel, from the centre outwards; raise a `ValueError` if filters do not fit."""
     channels, heads = parts.patches.out_channels, parts.blocks[0].parts.heads
     if isinstance(filters, Tensor):
         kernel_size = filters.shape[-1] if filters.dim() == 4 else 0
@@ -156,25 +156,25 @@ def _taps(parts: VitParts, filters: Any, kernel_size: int) -> Int[Tensor, "s 2"]
 
 
 def _warn(found: Mapping[str, LayerStart], mass: float, attention: AttentionParts, filters: str | Tensor) -> None:
-    """Warn if heads do not reach the requested mass, and if given filters have too high a rank."""
+    """Warn if heads do not reach the target mass, and if the rank of given filters is too high."""
     reached = {name: float(start.mass.mean()) for name, start in found.items()}
     if less := [f"{held:.3f} in {name}" for name, held in reached.items() if held < mass - 1e-3]:
-        requirement = f"must be at most what the layers reach, {', '.join(less)}"
-        fix = "Use images like the model's own, a smaller kernel_size or a smaller mass."
+        requirement = f"must be at most the mean attention that the layers reach ({', '.join(less)})"
+        fix = "Use images like the training images, a smaller kernel_size or a smaller mass."
         warnings.warn(bad("mass", requirement, f"{mass:g}", fix), stacklevel=4)
     lost = [f"{start.filter_error:.3f} in {name}" for name, start in found.items() if start.filter_error > LOST]
     if lost and isinstance(filters, Tensor):
         heads, width, taps = attention.heads, attention.head_dim, filters.shape[-1] ** 2
         rank, most = int(torch.linalg.matrix_rank(filters.permute(2, 3, 0, 1)).max()), heads // taps * width
         requirement = f"must have rank at most {most} at each of {taps} taps for {heads} heads of {width} channels"
-        fix = f"Their relative error is {', '.join(lost)}. Use filters of lower rank or with fewer taps."
+        fix = f"The relative error of the stored filters is {', '.join(lost)}. Use a lower rank or fewer taps."
         warnings.warn(bad("filters", requirement, f"rank {rank}", fix), stacklevel=4)
 
 
 @final
 @dataclass(eq=False)
 class _Start:
-    """State of an initialisation: a model with a subspace for positions, and images to measure its layers on."""
+    """State of an initialisation: a model with a subspace for positions, and images on which layers are measured."""
 
     model: nn.Module
     parts: VitParts
@@ -182,23 +182,23 @@ class _Start:
     filters: str | Tensor
     taps: Int[Tensor, "s 2"]
     mass: float
-    length: float  # norm of positions relative to content
+    length: float  # norm of positional vectors relative to content
 
     def __post_init__(self) -> None:
         parts, self.grid = self.parts, self.parts.grid
-        channels = parts.patches.out_channels
-        room = min(parts.blocks[0].parts.head_dim, channels // 2)
+        channels, width = parts.patches.out_channels, parts.blocks[0].parts.head_dim
+        room = min(width, channels // 2)
         if room < 6:
-            raise ValueError(bad("model", "must have at least 6 dimensions per head and 12 channels", channels))
+            raise ValueError(bad("model", "must have at least 6 channels per head and 12 in total", (width, channels)))
         self.axes = [AxisFeatures(size, room // 2, int(self.taps.max())) for size in self.grid]
         self.features = [axis.at(torch.arange(axis.size)).to(parts.positions) for axis in self.axes]
         self.constants = any(not axis.exact for axis in self.axes)
         count = sum(part.shape[1] for part in self.features) + 2 * self.constants
-        # The last `count` vectors of the cosine basis. They are orthonormal, and all except the first have mean 0.
+        # The last `count` vectors of the orthonormal cosine basis, in which all vectors except the first have mean 0.
         self.basis = cosines(channels)[:, channels - count :].T.to(parts.positions)  # (features, c)
 
     def run(self, blocks: Iterable[VitBlock]) -> dict[str, LayerStart]:
-        """Initialise the model and some of its blocks, in order; each is measured on the output of its predecessors."""
+        """Initialise the model and the given blocks in order; each is measured on the output of its predecessors."""
         self._make_room()
         found, next_tap = {}, 0
         for block in blocks:
@@ -210,14 +210,14 @@ class _Start:
         return found
 
     def _make_room(self) -> None:
-        """Write positions to the subspace, and project all other outputs off it."""
+        """Write positional vectors to the subspace, and project it out of all other outputs."""
         parts, (height, width) = self.parts, self.grid
         for writer in (parts.patches, *(part for block in parts.blocks for part in block.writers)):
             for weight in writer.parameters(recurse=False):
                 self._project_off(weight)
         rows, columns = self.features
         both = torch.cat((rows[:, None].expand(-1, width, -1), columns[None].expand(height, -1, -1)), -1)
-        # phi has two unit vectors; at length 1 the norm of positions is the root-mean-square norm of content.
+        # A position has two unit vectors phi. With length 1, its norm is the root-mean-square norm of content.
         scale = self.length * parts.embed(self.images).square().sum(-1).mean().div(2).sqrt()
         if self.constants:
             both = torch.cat((both, both.new_ones(height, width, 2)), -1)
@@ -229,7 +229,7 @@ class _Start:
         parts.positions[:, -height * width :] = scale * both.flatten(0, 1) @ self.basis
 
     def _project_off(self, weight: Tensor) -> None:
-        """Project outputs (the first axis) off the positions, in place."""
+        """Project the subspace of positions out of the outputs (first axis) of a weight, in place."""
         weight.sub_((self.basis.T @ (self.basis @ weight.reshape(len(weight), -1))).reshape(weight.shape))
 
     def _start(self, block: VitBlock, shifts: Tensor) -> LayerStart:
@@ -261,7 +261,7 @@ class _Start:
         return lost
 
     def _set_scores(self, attention: AttentionParts, x: Tensor, shifts: Tensor) -> Tensor:
-        """Set query and key projections that reach the requested mass; return each head's attention to its shift."""
+        """Set query and key projections that reach the target mass; return each head's attention at its shift."""
         length = 4 if self.constants else 2  # squared norm of positions before LayerNorm
         place = (x[:, self.parts.prefix :] @ self.basis.T).square().sum(-1).mean() / length
         keys = torch.cat((self.basis[:-2], self.basis[-1:])) if self.constants else self.basis
@@ -274,7 +274,7 @@ class _Start:
         before, (places, inside) = self.parts.prefix, self._keys(shifts)
 
         def masses(sharpness: float) -> Tensor:
-            """Set the queries; return each head's mean attention to its shift, where that is inside the image."""
+            """Set the queries; return each head's mean attention at its shift, over shifts inside the image."""
             query.zero_()
             query[:, : len(keys)] = maps * (sharpness / (place * attention.scale))
             rows = attention.maps_and_values(x)[0][:, :, before:, before:]
@@ -295,7 +295,7 @@ class _Start:
         return torch.block_diag(*parts).to(self.basis)
 
     def _keys(self, shifts: Int[Tensor, "h 2"]) -> tuple[Int[Tensor, "h n"], Bool[Tensor, "h n"]]:
-        """Return the token at each head's shift, or the nearest one in the image, and whether the shift is inside."""
+        """Return the token at each head's shift, or the nearest in the image, and whether the shift is in the image."""
         places = torch.cartesian_prod(*map(torch.arange, self.grid)) + shifts[:, None]  # (h, n, 2)
         last = torch.tensor(self.grid) - 1
         nearest = places.clamp(torch.zeros_like(last), last)
@@ -314,18 +314,18 @@ class _Start:
         place = (self.grid, self.parts.prefix, len(self.images), torch.zeros(0))
         x = layer_tokens(block.name, block.attention, calls, [place]).inputs
         if not any(x.is_set_to(output) for output in normed):
-            got = f"{type(block.attention).__name__} on other inputs"
+            got = f"{type(block.attention).__name__} with a different input"
             raise ValueError(bad(f"model.{block.name}", "must run on the output of its block's norm", got))
         return x
 
     def _check_finite(self, *tokens: Tensor | None) -> None:
         if any(some is not None and not bool(some.isfinite().all()) for some in tokens):
             requirement = "must keep the model's activations finite for these images and filters"
-            fix = "Use smaller positions, images or filters."
+            fix = "Use a smaller position_length, or smaller values in images or filters."
             raise ValueError(bad("position_length", requirement, self.length, fix))
 
     def _exact(self, attention: AttentionParts, x: Tensor, shifts: Tensor) -> Tensor:
-        """Return the output if each head attended only to its shift, or to the nearest edge token outside the image."""
+        """Return the output if each head attends only to its shift, or to the nearest token if that is outside."""
         values = attention.maps_and_values(x)[1][:, :, self.parts.prefix :]
         return attention.finish(values.gather(2, self._keys(shifts)[0][:, :, None].expand_as(values)))
 
@@ -338,7 +338,7 @@ class _Start:
 
 
 def _factor(filters: Tensor, shifts: Tensor, value: Float[Tensor, "h e c"], out: Float[Tensor, "d h e"]) -> float:
-    """Write the best low-rank factors of each tap to its heads; return the relative error over all taps."""
+    """Write the best low-rank factors of each tap to its heads; return the relative error of all taps together."""
     half, size = filters.shape[-1] // 2, value.shape[1]
     left, values, right = torch.linalg.svd(filters.permute(2, 3, 0, 1))
     roots, lost = values.sqrt(), values.square()
@@ -364,22 +364,22 @@ def cosines(size: int) -> Float[Tensor, "n n"]:
 
 @final
 class AxisFeatures:
-    """Features phi of an axis with `size` positions, at most `room` (at least 3), for shifts up to `reach`."""
+    """At most `room` (3 or more) features phi of an axis with `size` positions, for shifts of up to `reach`."""
 
     def __init__(self, size: int, room: int, reach: int) -> None:
         self.size, self.exact = size, room >= size
-        # A target `reach` beyond the end must be closer to the last position than to the first, one period later.
+        # A target `reach` beyond the end must be closer to the last position than to the first one a period later.
         self.turns = 2 * torch.pi / (size + 2 * reach) * torch.arange(1, (room - 1) // 2 + 1, dtype=torch.float64)
 
     def at(self, places: Int[Tensor, "n"]) -> Float[Tensor, "n f"]:
-        """Return phi of some positions."""
+        """Return phi at the given positions."""
         if self.exact:
             return cosines(self.size)[places.clamp(0, self.size - 1)]
         angle = places[:, None] * self.turns
         return torch.cat((angle.cos(), angle.sin()), 1).float() / len(self.turns) ** 0.5
 
     def moved(self, step: int) -> Float[Tensor, "f f"]:
-        """Return B, fitted to all positions; exact, since B maps a basis or rotates planes."""
+        """Return B, fitted to all positions; the fit is exact, since B maps a basis or rotates planes."""
         places = torch.arange(self.size)
         here, there = self.at(places).double(), self.at(places + step).double()
         return torch.linalg.lstsq(here, there, driver="gelsd").solution.T.float()

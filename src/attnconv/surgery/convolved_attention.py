@@ -1,23 +1,23 @@
-"""Replacement of attention heads by small depthwise kernels without a softmax, fitted to each head on given images.
+"""Replacement of attention heads with small depthwise kernels without a softmax, fitted to each head on given images.
 
-At an image token q, with sums over the K x K shifts delta and over the class tokens or registers p,
+At an image token q, the output of a replaced head is
 
     out(q) = r(q) sum_delta w(delta) v(q + delta)  +  g mean_k v(k)  +  sum_p u(p) v(p)
 
-where v is 0 outside the image (or window). A query cannot read shifts that are outside the image or masked. The factor
+with the head's values v (0 outside the image or window), the K x K shifts delta, image tokens k, and class tokens or
+registers p. A query cannot read shifts outside the image, or masked ones. With the mean attention a, the factor
 
     r(q) = sum_delta a(delta) / sum_{delta that q can read} a(delta)      at most K^2
 
-with the mean attention a redistributes their weight to the other shifts. It is not trained, since the sum of a trained
-kernel can vanish. The coefficients z = (w, g, u) are fitted to the output y of the head by ridge regression, where the
-columns of R are the terms above without their coefficients:
+redistributes their weight to other shifts; it is not trained, since the sum of a trained kernel can vanish. The vector
+z = (w, g, u) is fitted to the head's output y by ridge regression. The columns of R are the terms above without z:
 
     min_z  sum_{images, q, channels} |y - R z|^2 + t |z - z0|^2,    t = 1e-4 tr(R^T R) / len(z)
 
-z0 is the mean attention per shift and per class token; the mean of the image gets the remaining attention. The ridge t
+z0 is the mean attention to each shift and each class token; its entry for g is the remaining attention. The penalty t
 makes the solution unique: on images without contrast, all kernels with the same sum fit equally well.
 
-Class tokens and registers keep their attention. If keys are neither normalised nor rotated, their scores are computed
+Class tokens and registers keep their attention. If keys are neither normalised nor rotated, the scores are computed
 without keys: q (x W_k)^T = (q W_k^T) x^T, since the bias of the keys adds the same constant to all scores of a row.
 """
 
@@ -36,16 +36,16 @@ from attnconv.inspect.module_adapters import Projection
 from attnconv.inspect.score_modifiers import ROTATIONS, PositionBias, ScoreTerms
 from attnconv.surgery.replaceable_attention import LayerTokens
 
-_RIDGE = 1e-4  # relative to the mean diagonal entry of R^T R
+_RIDGE = 1e-4  # t relative to the mean diagonal entry of R^T R
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class Taps:
-    """Shifts of a K x K kernel, row-major, at the tokens of a grid."""
+    """Tokens at the shifts of a K x K kernel (row-major) from each token of a grid."""
 
-    index: Int[Tensor, "taps n"]  # index of the token at each shift, plus 1; 0 outside the grid
-    inside: Float[Tensor, "w taps n"]  # 1 if the query can read the shift, else 0; per window, or one for all windows
+    index: Int[Tensor, "taps n"]  # index of the token at each shift, from 1; 0 outside the grid
+    inside: Float[Tensor, "w taps n"]  # 1 if the query can read the shift, else 0; per window, or w = 1 for all windows
     spread: Float[Tensor, "w n n"] | None  # weights of the mean over the keys that a query can read; None for all keys
 
     @classmethod
@@ -67,7 +67,7 @@ class Taps:
         return Taps(self.index, inside, shares / shares.sum(2, keepdim=True))
 
     def ratio(self, profile: Float[Tensor, "h K K"]) -> Float[Tensor, "w h n"]:
-        """Return r of the formula in the module docstring, with the profile as a."""
+        """Return r(q) as defined in the module docstring, with the profile as a."""
         mass = profile.flatten(1)
         total = mass.sum(1)[:, None]
         inside = torch.einsum("wtn,ht->whn", self.inside, mass)
@@ -105,13 +105,13 @@ class Taps:
 class HeadMixing:
     """Fitted coefficients of all heads of a layer."""
 
-    weights: Float[Tensor, "h z"]  # the K x K shifts in row-major order, the mean, the tokens before the image
-    profile: Float[Tensor, "h K K"]  # mean attention per shift, not negative
+    weights: Float[Tensor, "h z"]  # of the K x K shifts (row-major), the image's mean, and the tokens before the image
+    profile: Float[Tensor, "h K K"]  # mean attention at each shift, not negative
 
 
 @torch.no_grad()
 def fit_mixing(tokens: LayerTokens, kernel_size: int = 3) -> HeadMixing:
-    """Fit z of all heads of a layer."""
+    """Fit the coefficients z of all heads of a layer."""
     shifts = Taps.of_layer(tokens, kernel_size)
     profile, weights = mean_maps(tokens, shifts, kernel_size)
     gram, moment = weights.new_zeros(*weights.shape, weights.shape[1]), torch.zeros_like(weights)
@@ -129,7 +129,7 @@ def fit_mixing(tokens: LayerTokens, kernel_size: int = 3) -> HeadMixing:
 
 @torch.no_grad()
 def mixing_errors(tokens: LayerTokens, mixing: HeadMixing) -> tuple[Float[Tensor, "b h n d"], Float[Tensor, "b h n d"]]:
-    """Return R z - y and y at the image tokens, for all heads."""
+    """Return the error R z - y and the output y of all heads at the image tokens."""
     errors, outputs, size = [], [], mixing.profile.shape[-1]
     shifts = Taps.of_layer(tokens, size)
     for block in tokens.blocks(size):
@@ -141,7 +141,7 @@ def mixing_errors(tokens: LayerTokens, mixing: HeadMixing) -> tuple[Float[Tensor
 
 @torch.no_grad()
 def mean_maps(tokens: LayerTokens, shifts: Taps, size: int) -> tuple[Float[Tensor, "h K K"], Float64[Tensor, "h z"]]:
-    """Return the mean attention per shift of a kernel, and z0."""
+    """Return the mean attention at each shift of a kernel, and z0."""
     heads, before = tokens.parts.heads, tokens.prefix
     inside = shifts.inside.double()  # (w, taps, n)
     mass, on_prefix = inside.new_zeros(heads, size**2), inside.new_zeros(heads, before)
@@ -153,7 +153,7 @@ def mean_maps(tokens: LayerTokens, shifts: Taps, size: int) -> tuple[Float[Tenso
         mass += torch.einsum("iwhnt,wtn->ht", taken, inside)
     images = len(tokens.inputs) / len(inside)
     on_prefix = on_prefix / (len(tokens.inputs) * inside.shape[2])
-    mass = mass / (images * inside.sum((0, 2))).clamp_min(1.0)  # a kernel may be larger than the image
+    mass = mass / (images * inside.sum((0, 2))).clamp_min(1.0)  # no query can read some shifts of a large kernel
     profile = mass.unflatten(1, (size, size)).to(tokens.inputs.dtype)
     # Few queries can read distant shifts, so on a small image the means may sum to more than 1.
     mass = mass * ((1 - on_prefix.sum(1)) / mass.sum(1).clamp_min(1e-30)).clamp_max(1.0)[:, None]
@@ -163,20 +163,20 @@ def mean_maps(tokens: LayerTokens, shifts: Taps, size: int) -> tuple[Float[Tenso
 
 @final
 class ConvolvedAttention(nn.Module):
-    """Attention module with some heads replaced by depthwise kernels; created by `replace_heads`.
+    """Attention module with some heads replaced with depthwise kernels; created by `replace_heads`.
 
-    It has the same forward signature as the module that it replaces. Heads that still attend come first, also in the
-    columns of `proj`.
+    It has the same forward signature as the module that it replaces. Heads that still attend come before the replaced
+    heads, also in the columns of `proj`.
 
     Args:
         tokens: The module to replace and its inputs. Weights are copied.
         mixing: Fitted coefficients of all heads of the module.
-        heads: Indices of the heads to replace.
+        heads: Indices of the heads to replace, from 0.
 
     Attributes:
-        kernel: Parameter w of the formula in the module docstring, (h, K, K).
-        rest: Parameter g, (h,).
-        prefix: Parameter u, (h, p).
+        kernel: Parameter with the kernel of each replaced head, (h, K, K).
+        rest: Parameter with the weight of the image's mean value in each replaced head, (h,).
+        prefix: Parameter with the weights of class tokens and registers in each replaced head, (h, p).
     """
 
     @torch.enable_grad()  # slices must keep `requires_grad`, which the new parameters copy
@@ -190,7 +190,7 @@ class ConvolvedAttention(nn.Module):
         self.convolved = tuple(chosen)
         self.attending = tuple(head for head in range(self.num_heads) if head not in self.convolved)
         numbers = ", ".join(map(str, chosen))
-        self.attention_unreadable = f"its heads {numbers} were replaced by fixed kernels and have no attention"
+        self.attention_unreadable = f"its heads {numbers} were replaced with kernels (heads are numbered from 0)"
         kept, gone = (_rows_of(some, self.head_dim) for some in (self.attending, self.convolved))
         query, key, value = source.query, source.key, source.value
         self.qkv = _joined([(query, kept), (key, kept), (value, kept), (value, gone)])
@@ -225,16 +225,15 @@ class ConvolvedAttention(nn.Module):
         """Return tokens (b, tokens, channels), with the arguments and return type of the replaced module.
 
         Raises:
-            ValueError: A mask is given but heads were replaced without one, or the number of tokens does not match the
-                grid.
+            ValueError: A mask is given but heads were replaced without one, or the number of tokens is wrong.
         """
         x, terms = self.call.read(args, named)
         before, (height, width) = self.prefix.shape[1], self.grid
         if terms.added is not None and not self.added:
             raise ValueError(bad("attn_mask", "must be None, since heads were replaced without a mask", "a mask"))
         if x.shape[1] != before + height * width:
-            requirement = f"must be {before} tokens followed by an image of {height} x {width} tokens"
-            raise ValueError(bad("tokens", requirement, x.shape[1], "Replace heads at the image size that is used."))
+            requirement = f"must be {before} class tokens or registers and {height} x {width} image tokens"
+            raise ValueError(bad("tokens", requirement, x.shape[1], "Replace heads at the image size of the model."))
         inner = len(self.attending) * self.head_dim
         query, key, value, mixed = self.qkv(x).split((inner, inner, inner, len(self.convolved) * self.head_dim), -1)
         out = self._mixed(mixed, terms)
@@ -304,7 +303,7 @@ def _rows_of(heads: Sequence[int], size: int) -> Tensor:
 
 
 def _joined(parts: Sequence[tuple[Projection, Tensor]]) -> nn.Linear:
-    """Return one linear layer with selected outputs of several; it is trainable if any of them is."""
+    """Return one linear layer with the selected outputs of several layers; it is trainable if any of them is."""
     biases = [part.weight.new_zeros(len(rows)) if part.bias is None else part.bias[rows] for part, rows in parts]
     has_bias = any(part.bias is not None for part, _ in parts)
     return _linear(torch.cat([part.weight[rows] for part, rows in parts]), torch.cat(biases) if has_bias else None)

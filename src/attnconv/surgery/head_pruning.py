@@ -1,11 +1,11 @@
-"""Head pruning: find degenerate heads, and remove heads from a model (Appendix E).
+"""Head pruning: find degenerate heads, and remove heads from a model (Appendix E of the paper).
 
-Let l_1 >= ... >= l_n be the eigenvalues of the precision of a head's Gaussian. The head is degenerate if it is
+Let l_1 >= ... >= l_n be the eigenvalues of a head's precision (inverse covariance). The head is degenerate if it is
 
-    a stripe      l_1 / l_n > 1e5 (paper) or 1e3 (authors' code): it attends to a line of pixels
-    constant      l_1 < 1e-5: it averages the image
+    a stripe      l_1 / l_n > 1e5 (paper) or 1e3 (authors' code): it attends to a line of positions
+    constant      l_1 < 1e-5 / position^2: it averages over all positions
 
-Removing a head is equivalent to setting its weights to zero.
+Removing a head is equivalent to setting its value weights to zero.
 """
 
 import copy
@@ -27,18 +27,19 @@ Criterion: TypeAlias = Literal["paper", "code"]
 Model = TypeVar("Model", bound=nn.Module)
 
 MOST_CONDITION: Mapping[str, float] = {"paper": 1e5, "code": 1e3}  # maximum condition number of the precision
-LEAST_EIGENVALUE = 1e-5  # minimum largest eigenvalue of the precision, in 1 / pixel^2
+LEAST_EIGENVALUE = 1e-5  # a head is constant if all eigenvalues of its precision are smaller; in 1 / position^2
 
 
 def degenerate_heads(attention: SelfAttention | Encoding, criterion: Criterion = "paper") -> tuple[int, ...]:
-    """Return the indices of the heads whose Gaussian is a stripe or constant, in ascending order.
+    """Return the indices (from 0) of the heads whose Gaussian is a stripe or constant, in ascending order.
 
     Args:
         attention: A layer with a `Quadratic` or `GeneralizedQuadratic` encoding, or the encoding itself.
-        criterion: `paper`, or `code` for the lower threshold in the authors' code.
+        criterion: A Gaussian is a stripe if its condition number exceeds 1e5 (`paper`) or 1e3 (`code`, as in the
+            authors' code), and constant if its precision has no eigenvalue of at least 1e-5 / position^2.
 
     Raises:
-        ValueError: The criterion is unknown, or the encoding has no Gaussians, or no finite values for them.
+        ValueError: `criterion` is unknown, the encoding has no Gaussians, or its parameters are not finite.
 
     Example:
         >>> from attnconv import GeneralizedQuadratic
@@ -58,10 +59,10 @@ def degenerate_heads(attention: SelfAttention | Encoding, criterion: Criterion =
 
 
 def condition_numbers(attention: SelfAttention | Encoding) -> Float[Tensor, "h"]:
-    """Return the condition number l_1 / l_n of each head's precision, in float64.
+    """Return the condition number of each head's precision matrix (inverse covariance), computed in float64.
 
-    The covariance has the same condition number. It is 1 for a circle and for a precision of zero (a constant head),
-    and infinite for other singular precisions. Raises the same errors as `degenerate_heads`.
+    This is the largest eigenvalue divided by the smallest, also of the covariance: 1 for a circular Gaussian and for a
+    precision of zero, infinite for other singular matrices. Raises the same errors as `degenerate_heads`.
 
     Example:
         >>> from attnconv import GeneralizedQuadratic
@@ -84,12 +85,12 @@ def prune_heads(model: Model, heads: Mapping[str, Iterable[int]]) -> Model:
 
     Args:
         model: A module with `SelfAttention` layers, or a single layer (with the name "").
-        heads: Indices of the heads to remove, by layer name; a list may be empty.
+        heads: Indices (from 0) of the heads to remove, by layer name; a list may be empty.
 
     Raises:
         TypeError: `model` is not a module, or `heads` is not a mapping.
         ValueError: A layer or head does not exist, a layer would have no heads left, or its encoding does not define
-            which parameters belong to a head.
+            which parameters belong to which head.
 
     Example:
         >>> from attnconv import SelfAttention2d
@@ -101,7 +102,7 @@ def prune_heads(model: Model, heads: Mapping[str, Iterable[int]]) -> Model:
     if not isinstance(heads, Mapping):
         raise TypeError(bad("heads", "must map layer names to lists of head indices", repr(heads)))
     if unknown := [name for name in heads if name not in layers]:
-        raise ValueError(bad("heads", f"must only name the layers {', '.join(map(repr, layers))}", repr(unknown[0])))
+        raise ValueError(bad("heads", f"keys must be layer names ({', '.join(map(repr, layers))})", repr(unknown[0])))
     kept = {name: _kept(name, layers[name].heads, removed) for name, removed in heads.items()}
     pruned = copy.deepcopy(model)
     for name, layer in attention_layers(pruned).items():
@@ -118,28 +119,28 @@ def prune_heads(model: Model, heads: Mapping[str, Iterable[int]]) -> Model:
 
 
 def settings_after_pruning(settings: AttentionSettings, model: nn.Module) -> AttentionSettings:
-    """Return the settings for the checkpoint of a pruned model, given the settings before pruning."""
+    """Return the settings for a pruned model's checkpoint, given the settings before pruning."""
     heads = tuple(layer.heads for layer in attention_layers(model).values())
     return settings if heads == settings.heads_per_layer else replace(settings, heads=heads)
 
 
 def attention_layers(model: nn.Module) -> dict[str, SelfAttention]:
-    """Return the attention layers of a model by name; raise a ValueError if there are none."""
+    """Return the attention layers of a model by name; raise a `ValueError` if there are none."""
     check_module(model)
     layers = {name: module for name, module in model.named_modules() if isinstance(module, SelfAttention)}
     if not layers:
-        raise ValueError(bad("model", "must have at least one SelfAttention layer", type(model).__name__))
+        raise ValueError(bad("model", "must contain at least one SelfAttention layer", type(model).__name__))
     return layers
 
 
 def _root_eigenvalues(attention: SelfAttention | Encoding) -> tuple[Float[Tensor, "h"], Float[Tensor, "h"]]:
-    """Return the square roots of l_1 and l_n of each head, as singular values of S, since P = S S^T loses precision."""
+    """Return the square roots of l_1 and l_n of each head, as singular values of S: P = S S^T would lose accuracy."""
     heads = gaussians_of(attention.encoding if isinstance(attention, SelfAttention) else attention, "attention")
     if heads.root_precision.is_meta:
         raise ValueError(bad("attention", "must have materialised parameters", "a parameter on the meta device"))
     root = heads.root_precision.detach().cpu().double()
     if not bool(torch.isfinite(root).all()):
-        raise ValueError(bad("attention", "must be finite", "NaN or infinite values"))
+        raise ValueError(bad("attention", "must have finite parameters", "NaN or infinity"))
     values = torch.linalg.svdvals(root)
     return values.amax(-1), values.amin(-1)
 
@@ -147,5 +148,5 @@ def _root_eigenvalues(attention: SelfAttention | Encoding) -> tuple[Float[Tensor
 def _kept(name: str, count: int, removed: Any) -> list[int]:
     gone = indices(f"heads[{name!r}]", removed, count)
     if len(gone) == count:
-        raise ValueError(bad(f"heads[{name!r}]", f"must keep at least one of the {count} heads", gone))
+        raise ValueError(bad(f"heads[{name!r}]", f"must leave at least one of the {count} heads", gone))
     return [head for head in range(count) if head not in gone]

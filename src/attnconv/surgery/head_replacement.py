@@ -1,10 +1,10 @@
-"""Replacement of heads by fitted depthwise kernels, ranked by the first-order change of the model's output.
+"""Replacement of heads with fitted depthwise kernels, ranked by the first-order change of the model's output.
 
-With the error e_h of a head (fitted minus actual output) and the Jacobian J of the model's output with respect to it,
+With the error e_h of a head's output (fitted minus actual), and the model's Jacobian J with respect to this output,
 
     cost_h = sqrt( E_r (r^T J e_h)^2 / |output|^2 ),      r standard normal, so that E_r (r^T J e)^2 = |J e|^2
 
-averaged over images. One backward pass per sample of r is enough for all heads of all layers.
+The ratio is averaged over images. One backward pass per sample of r is enough for all heads of all layers.
 """
 
 import copy
@@ -28,7 +28,7 @@ from attnconv.surgery.replaceable_attention import LayerTokens, relative_size, r
 
 Model = TypeVar("Model", bound=nn.Module)
 _DRAWS = 8  # number of samples of r
-_RANKING_IMAGES = 16  # maximum number of images for the costs
+_RANKING_IMAGES = 16  # maximum number of images from which costs are computed
 
 
 @final
@@ -38,11 +38,11 @@ class HeadCandidate:
 
     Attributes:
         layer: Name of the attention module.
-        head: Index of the head in the module.
+        head: Index of the head in the module, from 0.
         constancy: How constant the attention pattern is as the query moves, 0 to 1 (`ShiftProfile.constancy`).
         error: `|fitted - actual| / |actual|` of the head's output at the image tokens of held-out images. If windows
             extend beyond the image, their padding tokens are included.
-        cost: First-order relative change of the model's output if only this head is replaced.
+        cost: Relative change of the model's output, to first order, if only this head is replaced.
     """
 
     layer: str
@@ -58,12 +58,12 @@ class Replacement(Generic[Model]):
     """Result of `replace_heads`, with errors measured on held-out images.
 
     Attributes:
-        model: Copy of the model, with changed attention modules replaced by `ConvolvedAttention`.
+        model: Copy of the model with a `ConvolvedAttention` in place of each attention module with replaced heads.
         replaced: Heads that were replaced.
         candidates: All heads that can be replaced, in ascending order of cost.
-        layer_errors: `|new - old| / |old|` of the output of each changed layer, for the original model's input.
-        output_error: `|new - old| / |old|` of the first tensor of the model's output, with all heads replaced.
-        passed_over: Reason for each attention module whose heads cannot be replaced, by name.
+        layer_errors: `|new - old| / |old|` of each changed layer's output, for its inputs in the original model.
+        output_error: `|new - old| / |old|` of the first tensor of the model's output, with all these heads replaced.
+        passed_over: Reason why the heads of an attention module cannot be replaced, by module name.
     """
 
     model: Model
@@ -87,27 +87,27 @@ def replace_heads(
     prefix: int | None = None,
     options: Mapping[str, object] | None = None,
 ) -> Replacement[Model]:
-    """Replace heads of a vision transformer by depthwise convolutions fitted to them; see `ConvolvedAttention`.
+    """Replace heads of a vision transformer with depthwise convolutions fitted to them; see `ConvolvedAttention`.
 
     Args:
         model: A vision transformer from timm (ViT, BEiT, EVA, DINOv3, Swin), Hugging Face (ViT, DeiT, DINOv2, DINOv3,
-            BEiT, Swin) or torchvision, an `nn.TransformerEncoder`, or any model whose attention modules name their
-            parts in the same way. Other attention, such as a pooling head, is kept and listed in `passed_over`.
+            BEiT, Swin) or torchvision, an `nn.TransformerEncoder`, or any model whose attention modules use the same
+            names for their parts. Other attention, such as a pooling head, is kept and listed in `passed_over`.
         images: At least 2 images (b, c, height, width), normalised as in training, at the size that the model will use.
-            The last quarter is held out. For models of tokens, such as `nn.TransformerEncoder`, pass tokens and `grid`.
-        heads: Heads to replace, by name of the attention module. Pass exactly one of `heads` and `count`.
-        count: Number of heads to replace, in ascending order of cost.
+            The last quarter is held out. If the model's input is tokens, (b, tokens, channels), also pass `grid`.
+        heads: Indices of heads (from 0) to replace, by module name. Pass exactly one of `heads` and `count`.
+        count: Number of heads to replace, those with the lowest costs.
         layers: Names of the attention modules to choose from; None for all modules whose heads can be replaced.
-        kernel_size: Kernel size K, odd and at most 2 n - 1 for n x n tokens (or windows of n x n tokens).
-        grid: Number of image tokens (height, width), for models that do not define it, as in `audit`.
-        prefix: Number of class tokens and registers before the image tokens, for models that do not define it.
-        options: Further keyword arguments of the model's forward pass, valid for any number of images.
+        kernel_size: Kernel size K, odd and at most 2 n - 1, with n tokens on the longer side of the image (or window).
+        grid: Tokens per axis of an image, (height, width), if they cannot be inferred from the model; see `audit`.
+        prefix: Number of class tokens and registers before the image tokens, if it cannot be inferred.
+        options: Additional keyword arguments for the model's forward pass, valid for any number of images.
 
     Raises:
         TypeError: `model` is not a module, or `images` is not a dense floating-point tensor.
         ValueError: An image is constant, not finite or rejected by the model; an argument is out of range; a layer or
             head does not exist or cannot be replaced; `count` exceeds the number of heads; or the first tensor of the
-            model's output has no gradients, is not finite or is zero.
+            model's output is not differentiable, not finite, or zero for an image.
 
     Example:
         >>> import timm  # doctest: +SKIP
@@ -115,7 +115,7 @@ def replace_heads(
         >>> replace_heads(vit, images, count=6).output_error  # doctest: +SKIP
     """
     check_module(model)
-    check_images(images, least=2)  # at least one is held out
+    check_images(images, least=2)  # one to fit kernels and one held out
     _check(heads, count, layers, kernel_size)
     images = images.clone() if images.is_inference() else images  # costs need gradients
     fitted = max(1, len(images) * 3 // 4)
@@ -152,7 +152,7 @@ def replace_heads(
 
 def _check(heads: object, count: Any, layers: Any, kernel_size: int) -> None:
     if (heads is None) == (count is None):
-        raise ValueError(bad("heads, count", "exactly one of them must be given", f"heads={heads}, count={count}"))
+        raise ValueError(bad("heads, count", "exactly one of the two must be given", f"heads={heads}, count={count}"))
     if count is not None:
         whole("count", count, 0)
     if whole("kernel_size", kernel_size, 1) % 2 == 0:
@@ -229,7 +229,7 @@ def _named(
         layer = {entry.head: entry for entry in candidates if entry.layer == name}
         if not layer:
             known = ", ".join(sorted({entry.layer for entry in candidates}))
-            raise ValueError(bad("heads", f"must only name the attention modules {known}", repr(name)))
+            raise ValueError(bad("heads", f"must contain only names of attention modules ({known})", repr(name)))
         chosen += [layer[head] for head in indices(f"heads[{name!r}]", some, len(layer))]
     return chosen
 
@@ -249,11 +249,11 @@ def _output(model: nn.Module, images: Tensor, options: Mapping[str, object]) -> 
         output = first_tensor(model(images, **options))
     if output is None or not output.is_floating_point() or output.dim() == 0 or len(output) != len(images):
         got = "no tensor" if output is None else f"shape {tuple(output.shape)} of {output.dtype}"
-        requirement = f"must return a floating-point tensor first, with a batch axis of {len(images)} images"
+        requirement = f"must return a floating-point tensor first, with a batch axis for {len(images)} images"
         raise ValueError(bad("model", requirement, got))
     size = output.detach().flatten(1).norm(dim=1)
     if not bool(((size > 0) & size.isfinite()).all()):
-        fix = "Errors are relative to the output. If the last layer is zero, load or train weights first."
+        fix = "Errors are relative to the output. If the last layer's weights are zero, load or train weights first."
         got = "zeros" if bool(size.isfinite().all()) else "NaN or infinity"
-        raise ValueError(bad("model", "must have a finite output that is not all zero for each image", got, fix))
+        raise ValueError(bad("model", "must return finite values, not all zero, for each image", got, fix))
     return output

@@ -1,6 +1,6 @@
 """Discovery of the attention modules whose heads can be replaced, with their inputs and outputs on given images.
 
-A module qualifies if it attends once over the tokens of an image, or of each window, as `attention_parts` defines.
+A module qualifies if it attends once to the tokens of an image, or of each window, by the formula in `module_adapters`.
 """
 
 from collections import defaultdict
@@ -36,7 +36,7 @@ class LayerTokens:
     inputs: Float[Tensor, "b n c"]  # b sequences; those of one image are consecutive
     outputs: Float[Tensor, "b n c"]
     grid: tuple[int, int]  # number of tokens (height, width) of the image or of a window
-    prefix: int  # number of tokens before them
+    prefix: int  # number of tokens before the image tokens
     sequences: int  # number of sequences (windows) per image
     terms: ScoreTerms  # modifiers of the scores, for the sequences of one image or shared by all sequences
     call: CallForm
@@ -64,7 +64,7 @@ class LayerTokens:
 def replaceable(
     model: nn.Module, images: Tensor, *, layers: Collection[str] | None, **reading: Any
 ) -> tuple[dict[str, LayerTokens], dict[str, str]]:
-    """Run a model once; return the modules whose heads can be replaced, and the reason why others cannot, by name.
+    """Run a model once; return the modules whose heads can be replaced, and the reasons why others do not qualify.
 
     `layers` are the names to choose from. `reading` is passed to `visit_attention`.
     """
@@ -100,7 +100,7 @@ def replaceable(
             raise ValueError(passed_over[name])
         if name not in tokens:
             known = ", ".join(name for name, module in modules.items() if projections(module))
-            raise ValueError(bad("layers", f"must only name the attention modules {known}", repr(name)))
+            raise ValueError(bad("layers", f"must contain only names of attention modules ({known})", repr(name)))
     return tokens, passed_over
 
 
@@ -120,10 +120,10 @@ def _place(operator: AttentionOperator) -> Place | None:
 def layer_tokens(
     name: str, module: nn.Module, calls: Sequence[tuple[Any, Any, Any]], placed: Sequence[Place | None]
 ) -> LayerTokens:
-    """Return the record of one module; raise an error unless it attends over image tokens as its parts define."""
+    """Return the recorded tokens of one module; raise a `ValueError` if its heads cannot be replaced."""
     where, kind = f"model.{name}", type(module).__name__
     if not name:
-        fix = "Wrap it in another module."
+        fix = "Wrap the model in another module."
         raise ValueError(bad("model", "must have attention in a submodule", kind, fix))
     if len(calls) > 1 or len(placed) > 1:
         raise ValueError(bad(where, _ONCE, "more than one call"))
@@ -139,7 +139,7 @@ def layer_tokens(
     made = first_tensor(output)
     assert made is not None
     if x.shape[1] != prefix + height * width:
-        requirement = f"must be called with {prefix} tokens followed by {height} x {width} image tokens"
+        requirement = f"must be called with {prefix} class tokens or registers and {height} x {width} image tokens"
         raise ValueError(bad(where, requirement, f"{x.shape[1]} tokens"))
     made = made if call.batch_first else made.transpose(0, 1)
     sequences = len(x) // images
@@ -161,7 +161,7 @@ def layer_tokens(
 
 @torch.no_grad()
 def refuse_other_formula(tokens: LayerTokens, name: str = "attention") -> None:
-    """Raise a ValueError if |formula - output| exceeds |output| times the square root of the dtype's epsilon."""
+    """Raise a `ValueError` if |formula - output| exceeds |output| times the square root of the dtype's epsilon."""
     kind, requirement = type(tokens.attention).__name__, "must compute the attention that its parts define"
     try:
         rows, values = tokens.maps_and_values()
