@@ -194,7 +194,7 @@ def _write_entries(axes: Axes, matrix: FloatArray, cell: float) -> None:
     if cell < 0.2 or largest >= 999.5:
         return
     for (row, column), value in np.ndenumerate(matrix):
-        text = f"{value:.2g}" if largest < 9.95 else f"{value:.0f}"
+        text = f"{round(value, 2):g}" if largest < 9.95 else f"{value:.0f}"
         if float(text) != 0.0:
             colour = "white" if abs(value) > 0.6 * largest else INK
             axes.text(column, row, text, fontsize=5.5, color=colour, ha="center", va="center")

@@ -110,7 +110,7 @@ def start_as_convolution(
     check_module(model)
     for name, value, limit in (("mass", mass, 1), ("position_length", position_length, math.inf)):
         if not is_real(value) or not 0 < value < limit:
-            raise ValueError(bad(name, f"must be a number above 0 and below {limit}", repr(value)))
+            raise ValueError(bad(name, "must be a number above 0" + " and below 1" * (limit == 1), repr(value)))
     parts = vit_parts(model)
     taps = _taps(parts, filters, kernel_size)
     filters = filters.to_dense() if isinstance(filters, Tensor) else filters

@@ -21,7 +21,7 @@ const COLUMNS: Readonly<Record<string, Column>> = {
   "tap residual": { title: "tap residual", words: "Relative distance of the taps of the coverage kernel from the span of the heads' mean maps: 0 if value weights can form any kernel of that size." },
   redundancy: { title: "redundancy", words: "Mean cosine similarity between two heads' mean maps over shifts: 1 if all heads have the same map." },
   "receptive field": { title: "field", words: "Receptive field: root mean square distance of the shifts in the heads' mean map from their mean, in tokens." },
-  "3 x 3 missed": { title: "3 × 3 missed", words: "Relative norm of the part of 3 × 3 kernels that the layer cannot express: 0 if it can express all of them." },
+  "3 x 3 missed": { title: "3 × 3 residual", words: "Relative norm of the part of 3 × 3 kernels that the layer cannot express: 0 if it can express all of them." },
   "rounding of scores": { title: "rounding", words: "Rounding error of the stored scores, in nats: half of the range of the errors within a row." },
   "queries stored": { title: "queries stored", words: "Number of queries whose rows are stored." },
 };
