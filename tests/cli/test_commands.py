@@ -283,7 +283,7 @@ def test_predict_without_any_run_says_how_to_get_one(
 
 def test_an_existing_run_is_not_overwritten(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["train", "quadratic-digits", *TINY, "--out", str(run)]
-    assert "which contains a run. Pass --resume" in call(capsys, *words)[2]
+    assert "--out: must be new or empty" in call(capsys, *words)[2]
     assert call(capsys, *words, "--resume")[0] == 0  # complete: nothing left to do
 
 

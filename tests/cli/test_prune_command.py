@@ -154,7 +154,7 @@ def test_the_pruned_folder_itself_can_be_resumed(pruned: Path, capsys: pytest.Ca
 
 def test_what_is_refused(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status, _, err = call(capsys, "prune", str(run), "--out", str(run))
-    assert (status, "--out: must be new" in err) == (1, True)
+    assert (status, "--out: must be a new or empty folder" in err) == (1, True)
     status, _, err = call(capsys, "prune", "resnet-digits")
     assert (status, "MODEL: must be an attention model" in err) == (1, True)
     status, _, err = call(capsys, "prune", "learned-small")

@@ -100,7 +100,9 @@ def open_picture(
     except PictureError:
         raise
     except UnidentifiedImageError as error:
-        raise UnsupportedTypeError(bad(name, f"must be a {' or '.join(formats)} image", "another format")) from error
+        raise UnsupportedTypeError(
+            bad(name, f"must be an image in the format {', '.join(formats)}", "another format")
+        ) from error
     except (Image.DecompressionBombError, Image.DecompressionBombWarning, MemoryError) as error:
         got = str(error) or "an image that does not fit in memory"
         raise TooLargeError(bad(name, f"must have at most {largest:,} pixels", got)) from error
