@@ -35,11 +35,11 @@ class TrainingProgress:
         self._bar.update(self._task, completed=step, description=f"epoch {epoch}/{self._epochs}")
 
     def epoch(self, lines: Sequence[MetricsLine]) -> None:
-        news = " · ".join(f"{line['split']} {line['accuracy']:.1%}" for line in lines)
+        news = "accuracy: " + ", ".join(f"{line['split']} {line['accuracy']:.1%}" for line in lines)
         self._bar.update(self._task, news=news)
         if self._bar.disable:
             first, width = lines[0], len(str(self._epochs))
-            about = f"loss {first['loss']:.4f}   rate {first['lr']:.2g}   {first['seconds']:.0f} s"
+            about = f"loss {first['loss']:.4f}   learning rate {first['lr']:.2g}   {first['seconds']:.0f} s elapsed"
             self.say(f"epoch {first['epoch']:>{width}}/{self._epochs}   {news}   {about}")
 
     def say(self, text: str) -> None:
