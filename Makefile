@@ -1,5 +1,5 @@
-# Commands of the project. Each creates the environment first if it is missing; `make` alone lists them.
-# PYTHON chooses the interpreter for a new environment, VENV its place, WORKERS the processes of the tests.
+# Commands of the project; `make` without a target lists them. They first create the environment if it is missing.
+# PYTHON is the interpreter for a new environment, VENV its folder, and WORKERS the number of test processes.
 PYTHON ?= python3
 VENV ?= .venv
 WORKERS ?= 2
@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 HOOK := --jaxtyping-packages=attnconv,beartype.beartype
 
-# The workers of the test suite share the cores: one thread each is faster than all of them for everybody.
+# Test workers share the cores, so one thread per worker is faster than as many threads as cores in every worker.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
@@ -23,51 +23,51 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 
-install: $(STAMP)  ## create .venv with the pinned versions
+install: $(STAMP)  ## create .venv with the pinned dependency versions
 
-demo: $(STAMP)  ## convolution as attention, a small training, its report: three minutes, no network
+demo: $(STAMP)  ## convert a convolution, train a small model, write its report: under three minutes, no internet connection
 	$(BIN)/attnconv demo
 
-check: $(STAMP)  ## formatting, lint and types: the quick part of `make test`
+check: $(STAMP)  ## check formatting, lint rules and types: the quick part of `make test`
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-test: together unit compile verify-tenth  ## everything that CI runs
+test: together unit compile verify-tenth  ## run everything that CI runs
 
-# Each of these is one process; the others start as many as there are workers.
+# These targets use one process each; the other test targets use WORKERS processes.
 together: $(STAMP)
 	@$(MAKE) --no-print-directory --jobs=$(WORKERS) --output-sync=target check web docs doctests
 
-# A file stays with one worker: what its tests share is made once.
+# All tests of a file run in the same worker, so its shared fixtures are created once.
 unit: $(STAMP)
 	$(PYTEST) tests -n $(WORKERS) --dist loadfile $(HOOK) -m "not compile and not verify"
 
 doctests: $(STAMP)
 	$(PYTEST) --doctest-modules --doctest-glob='*.md' src/attnconv benchmarks README.md $(wildcard docs/*.md)
 
-# The hook wraps every annotated function, which breaks torch.compile(fullgraph=True): hence a session of its own.
+# The hook wraps every annotated function, which breaks torch.compile(fullgraph=True), so these tests run without it.
 compile: $(STAMP)
 	$(PYTEST) tests/compile -m compile -n $(WORKERS)
 
-# The page's packages are those of its lock file; npm leaves this file in the folder that it fills.
+# npm installs the packages in the lock file, and writes this file to the folder when it is done.
 PACKAGES := web/node_modules/.package-lock.json
 
 $(PACKAGES): web/package.json web/package-lock.json
 	cd web && npm ci --silent
 	@touch $@
 
-# Says what is missing, or nothing. Vite asks for this version.
+# NODE_MISSING is what was found instead of NODE_WANTED, and empty if nothing is missing. Vite requires this version.
 NODE_WANTED := Node 20.19 or newer with npm
 NODE_MISSING = $(shell command -v npm >/dev/null || { echo "none"; exit; }; \
 	node -p 'const [a, b] = process.versions.node.split(".").map(Number); a > 20 || (a == 20 && b >= 19) ? "" : process.version')
 
-page:  ## build the page of the explorer: web/dist/index.html (Node 20.19 or newer)
+page:  ## build the explorer page, web/dist/index.html (needs Node 20.19 or newer)
 	@test -z "$(NODE_MISSING)" || { echo "node: the page needs $(NODE_WANTED), got $(NODE_MISSING). Install it."; exit 1; }
 	@$(MAKE) --no-print-directory $(PACKAGES)
 	cd web && npm run --silent build
 
-web:  ## types, numbers and browser tests of the page; skipped in words where Node or Chromium is missing
+web:  ## run type checks, unit tests and browser tests of the page; skipped with a message without Node or Chromium
 	@if test -z "$(NODE_MISSING)"; then $(MAKE) --no-print-directory page && $(MAKE) --no-print-directory web-tests; \
 	else echo "web: skipped, the page needs $(NODE_WANTED), got $(NODE_MISSING)"; fi
 
@@ -77,19 +77,19 @@ web-tests:
 verify-tenth: $(STAMP)
 	$(PYTEST) tests/verify -m verify --verify-scale=0.1 -n $(WORKERS) --dist loadfile
 
-# All cores here: among the claims are times.
-verify: $(STAMP)  ## re-measure what the README claims of exactness, training and resumption (hours)
+# Uses all cores, because some of the claims are about run times.
+verify: $(STAMP)  ## repeat the measurements behind the claims on exactness, training and resuming (takes hours)
 	$(BIN)/python -m pytest tests/verify -m verify --verify-scale=1
 
-docs: $(STAMP)  ## build the pages into docs/_build/html; warnings are errors
+docs: $(STAMP)  ## build the documentation in docs/_build/html; warnings are errors
 	$(BIN)/sphinx-build -W --keep-going -q -b html docs docs/_build/html
 
-cli-reference: $(STAMP)  ## write docs/cli.md again from the help of every command
+cli-reference: $(STAMP)  ## regenerate docs/cli.md from the help of all commands
 	$(BIN)/python docs/generate_cli.py
 
 format: $(STAMP)  ## format the code and apply safe fixes
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-clean:  ## remove what builds and caches left, but not .venv, runs or data
-	rm -rf build dist web/dist docs/_build .mypy_cache .pytest_cache .ruff_cache .hypothesis
+clean:  ## remove build outputs and caches, but not .venv, runs or data
+	rm -rf build dist web/dist docs/_build docs/notebooks .mypy_cache .pytest_cache .ruff_cache .hypothesis

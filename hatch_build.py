@@ -43,7 +43,7 @@ class PageHook(BuildHookInterface[Any]):
         else:
             why = "npm is not installed" if npm is None else f"{web} holds no sources"
             self.app.display_warning(
-                f"attnconv is built without the explorer's page: {why}. Install Node 20 or newer and build again; "
+                f"attnconv is built without the explorer's page: {why}. Install Node 20.19 or newer and build again; "
                 "all else works without it."
             )
 

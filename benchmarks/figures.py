@@ -1,4 +1,4 @@
-"""Figures of docs/speed.md: ratios with their ranges, and time over the number of pixels with fitted lines."""
+"""Figures for docs/speed.md: ratios with their ranges, and time over the number of positions with fitted lines."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
@@ -42,7 +42,7 @@ def ratios(results: Results) -> Figure:
 
 
 def growth(results: Results) -> Figure:
-    """Plot seconds over pixels on logarithmic axes; bars show the range over rounds."""
+    """Plot seconds over positions on logarithmic axes; bars show the range over rounds."""
     with house_style():
         figure, axes = _axes(results, 4.2)
         for index, contender in enumerate(_unique(row.contender for row in results.rows)):
@@ -54,7 +54,7 @@ def growth(results: Results) -> Figure:
             axes.errorbar(pixels, seconds, yerr=bars, label=label, **_marks(index))
             centre = np.exp(np.log(seconds).mean() - power * np.log(pixels).mean())
             axes.plot(pixels, centre * pixels**power, color=colour_of(index), linewidth=1.2)
-        axes.set(xscale="log", yscale="log", xlabel="pixels", ylabel="seconds")
+        axes.set(xscale="log", yscale="log", xlabel="positions", ylabel="seconds")
         sizes = _unique(row.pixels for row in results.rows if row.pixels is not None)
         axes.set_xticks(sizes, [f"{size:,}" for size in sizes])
         axes.yaxis.set_major_formatter(_PLAIN)

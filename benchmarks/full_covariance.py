@@ -7,7 +7,7 @@ weights and images:
     rank 3       scores as dot products of 3 channels, passed to `scaled_dot_product_attention`
     auto         the layer, which uses all rows at once for small images, otherwise windows or a spectrum for each head
 
-The softmax of a quadratic score is invariant to terms that depend on the query only. On two axes, the remaining terms
+Terms of a quadratic score that depend only on the query do not change its softmax. On two axes, the remaining terms
 -1/2 k P k + k P (q + Delta) are a dot product of 3 channels. They grow with the square of the image size, so float32
 loses precision.
 
@@ -50,7 +50,7 @@ def run(
     heads: int = 9,
     repeats: int = 5,
 ) -> Results:
-    """Measure time, peak memory and differences for all sizes, and the exponent of time per image over pixels."""
+    """Measure time, peak memory and differences for all sizes, and the exponent of time per image over positions."""
     rows: list[Row] = []
     facts = {}
     for root in roots:
@@ -67,7 +67,7 @@ def run(
             )
             seconds.append(rows[-1].median / batch)
         power = exponent([side**2 for _, side in cases], seconds)
-        facts[f"auto, {kind}, exponent of time per image over pixels"] = power
+        facts[f"auto, {kind}, exponent of time per image over positions"] = power
     return Results("full-covariance", "speedup over computing all rows", tuple(rows), facts)
 
 

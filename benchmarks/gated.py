@@ -45,7 +45,7 @@ def run(
 def prepare(*, batch: int, side: int, heads: int, channels: int, contender: str) -> Step:
     """Return a step that computes the output and the gradients; all contenders use the same tensors.
 
-    The bias of the position scores is not compared, because the softmax is invariant to it.
+    The bias of the position scores is not compared, because it does not change the softmax.
     """
     torch.manual_seed(0)
     layer = GatedPositionalAttention(heads * channels, heads)

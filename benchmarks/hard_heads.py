@@ -1,7 +1,8 @@
 """Hard attention heads compared with the equivalent convolution.
 
-Every distinct convolution of ResNet-18 is compared with its conversion by `from_conv`, planned for the image's size:
-forward pass, and forward with backward pass. For the first convolution, the gradient of the input is not computed.
+Every distinct convolution of ResNet-18 is compared with its conversion by `from_conv`, planned for the image's size, in
+the forward pass, and in the forward and backward pass. For the first convolution, the gradient of the input is not
+computed.
 
     python -m benchmarks hard-heads
 """
@@ -32,7 +33,7 @@ QUICK = {"batch": 2, "side": 32, "repeats": 2}
 
 
 def run(*, batch: int = 32, side: int = 224, repeats: int = 9) -> Results:
-    """Measure the time of all convolutions, and their total in the network."""
+    """Measure the time of all distinct convolutions, and the total over the network."""
     rows: list[Row] = []
     facts: dict[str, float] = {}
     for words in ("forward", "forward + backward"):

@@ -77,7 +77,7 @@ def device_here() -> torch.device:
 
 
 def precision(dtype: str) -> AbstractContextManager[object]:
-    """Return a context with autocast for "bfloat16", or without effect for "float32"."""
+    """Return a context with autocast for "bfloat16", or one without effect for "float32"."""
     return torch.autocast(device_here().type, torch.bfloat16) if dtype == "bfloat16" else nullcontext()
 
 

@@ -1,7 +1,7 @@
 """Scaling of full attention up to a megapixel.
 
 Forward pass of one layer with local or wide heads on one square image, with attention of all queries to all keys. Peak
-memory is also reported for the whole process, and compared with the size of the dense matrices.
+memory is also reported for the whole process, next to the size of the dense matrices.
 
     python -m benchmarks megapixel
 """
@@ -28,7 +28,7 @@ def run(
     channels: int = 64,
     repeats: int = 3,
 ) -> Results:
-    """Measure time and memory for all sizes, and the exponent of time over pixels."""
+    """Measure time and memory for all sizes, and the exponent of time over positions."""
     rows: list[Row] = []
     contenders = [f"alpha {alpha:g}" for alpha in alphas]
     for side in sides:
@@ -45,7 +45,7 @@ def run(
     facts = {}
     for name in contenders:
         seconds = [row.median for row in rows if row.contender == name]
-        facts[f"exponent of time over pixels, {name}"] = exponent([side**2 for side in sides], seconds)
+        facts[f"exponent of time over positions, {name}"] = exponent([side**2 for side in sides], seconds)
     return Results("megapixel", "", tuple(rows), facts)
 
 

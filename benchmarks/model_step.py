@@ -7,7 +7,7 @@ One step of SGD with momentum and dropout. Contenders:
     attention    the model
     products     matrix products of all linear maps only, including those of the heads: one forward, two backward
 
-The difference between stored and products is due to norms, dropout, residuals and the optimiser.
+The difference between `stored` and `products` is due to norms, dropout, residuals and the optimiser.
 
     python -m benchmarks model-step
 """

@@ -1,7 +1,7 @@
-"""Comparison of the planner's choice with the faster form.
+"""Comparison of the planner's choice with the faster algorithm.
 
-For position-only layers with various image sizes, channels and batch sizes, with and without gradients, both forms are
-timed in the same rounds. The form chosen by `auto` is compared with the faster of the two.
+For position-only layers with various image sizes, channels and batch sizes, with and without gradients, both algorithms
+are timed in the same rounds. The one chosen by `auto` is compared with the faster of the two.
 
     python -m benchmarks planner
 """
@@ -29,7 +29,7 @@ def run(
     dtypes: tuple[str, ...] = ("float32", "bfloat16"),
     repeats: int = 9,
 ) -> Results:
-    """Measure the time of the planner's choice relative to that of the faster form, for all cases."""
+    """Measure the time of the planner's choice relative to that of the faster algorithm, for all cases."""
     rows, ratios = [], []
     for side, width, batch, dtype, training in itertools.product(sides, channels, batches, dtypes, (False, True)):
         steps: dict[str, Callable[[], None]] = {
@@ -44,7 +44,7 @@ def run(
         rows.append(Row(case, f"{choice} (best: {best})", times[choice], ratio, pixels=side**2))
     within = float(sum(value <= 1.2 for value in ratios))
     facts = {"cases": float(len(rows)), "within 1.2 of the best": within, "worst": max(ratios)}
-    return Results("planner", "time relative to the faster form", tuple(rows), facts)
+    return Results("planner", "time relative to the faster algorithm", tuple(rows), facts)
 
 
 def _step(form: Backend, side: int, channels: int, batch: int, dtype: str, training: bool) -> Callable[[], None]:
@@ -64,7 +64,7 @@ def _step(form: Backend, side: int, channels: int, batch: int, dtype: str, train
 
 
 def _choice(side: int, channels: int, batch: int, dtype: str, training: bool) -> str:
-    """Return the form that `auto` chooses."""
+    """Return the algorithm that `auto` chooses."""
     layer = SelfAttention2d(channels, channels, 9)
     with torch.set_grad_enabled(training), precision(dtype):
         operator = layer.operator(torch.zeros(batch, channels, side, side))

@@ -7,8 +7,8 @@ the gradients of both tables. All contenders compute the same result from the sa
     folded          the same function with the biases as additional channels, without an n x n bias
     linear          `attention_with_relative_bias`
 
-In bfloat16, queries, keys and values have that dtype, and the tables are in float32. Differences from the materialised
-form are then mostly due to rounding of its bias. NATTEN is not comparable, as its queries only attend to windows.
+In bfloat16, queries, keys and values have that dtype, and the tables are in float32. Differences from `materialised`
+are then mostly due to rounding of its bias. NATTEN is not comparable, as its queries only attend to windows.
 
     python -m benchmarks relative-bias
     python -m benchmarks relative-bias --device cuda

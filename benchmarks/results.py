@@ -14,7 +14,7 @@ QUESTIONS: Mapping[str, str] = {
     "hard-heads": "How much slower than a convolution are the equivalent hard attention heads?",
     "relative-bias": "How fast is content-based attention with a learned relative bias?",
     "gated": "How fast is ConViT's gated positional attention?",
-    "planner": "Does the planner choose the faster form?",
+    "planner": "Does the planner choose the faster algorithm?",
 }
 
 
@@ -29,7 +29,7 @@ class Row:
         ratio: Time ratio to the first contender of the case, as described by `Results.ratio_name`.
         memory: Peak memory of a step.
         memory_ratio: Peak memory divided by that of the first contender.
-        pixels: Number of pixels of an image.
+        pixels: Number of positions of an image.
         difference: Maximum difference from the outputs of the first contender, relative to their maximum.
         dense_bytes: Size of the dense attention matrices in bytes.
     """

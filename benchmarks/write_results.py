@@ -60,11 +60,13 @@ def _page(all_results: Sequence[Results], settings: Mapping[str, Any], environme
     versions = ", ".join(f"{name} {version}" for name, version in environment["versions"].items())
     parts = [
         "# Benchmarks",
-        f"Measured with `{' '.join(environment['command'])}` on {environment['device']}, {environment['threads']} "
-        f"threads, {environment['platform']}; {versions}; started {environment['started']}. Contenders take turns, "
-        "denormals are flushed to zero, and times are medians. Memory is the peak of one step in a separate process, "
-        "excluding inputs: resident memory, with freed blocks of 1 MiB or more returned to the system, and memory of "
-        "tensors only. On a GPU, both are the memory allocated by torch. `results.json` contains all rounds.",
+        f"Measured with `{' '.join(environment['command'])}` on {environment['device'].replace('cpu:', 'a CPU:')}, "
+        f"{environment['threads']} threads, {environment['platform']}; {versions}; started {environment['started']}. "
+        "Contenders take turns, denormals are flushed to zero, and times are medians. Sizes in the column `case` are "
+        "in the order batch, channels or heads, height, width. Memory is the peak of one step in a separate process, "
+        "excluding inputs: resident memory, with freed blocks of 1 MiB or more returned to the system (`memory`), and "
+        "only the memory of tensors (`tensors`). On a GPU, both are the memory allocated by torch. `results.json` "
+        "contains all rounds.",
     ]
     for results in all_results:
         parts.append(section(results, settings[results.name]))

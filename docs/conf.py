@@ -22,7 +22,7 @@ extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
     "sphinx.ext.viewcode",
-    "sphinx-mathjax-offline",  # formulas without a network
+    "sphinx-mathjax-offline",  # formulas without an internet connection
 ]
 exclude_patterns = ["_build"]
 html_theme = "furo"
@@ -30,22 +30,26 @@ html_title = f"attnconv {release}"
 
 myst_enable_extensions = ["amsmath", "colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 3
-# Pages that include CONTRIBUTING.md and CHANGELOG.md have links relative to the root.
+# CONTRIBUTING.md and CHANGELOG.md are included in pages, but their links are relative to the root of the repository.
 suppress_warnings = ["myst.xref_missing"]
 
-# The signature keeps the shapes: jaxtyping prints as Float[Tensor, 'b c height width'].
+# Signatures show shapes: jaxtyping annotations are printed as Float[Tensor, 'b c height width'].
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
 autodoc_member_order = "bysource"
 autodoc_class_signature = "mixed"
-autodoc_default_options = {"members": True, "show-inheritance": True, "exclude-members": "__init__, __new__"}
+autodoc_default_options = {
+    "members": True,
+    "show-inheritance": True,
+    "exclude-members": "__init__, __new__, extra_repr",
+}
 python_maximum_signature_line_length = 88
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
-napoleon_use_ivar = True  # attributes as one list, like parameters
+napoleon_use_ivar = True  # list attributes in the same way as parameters
 napoleon_use_rtype = False
 add_module_names = False
-default_role = "code"  # docstrings put `names` in single backticks
+default_role = "code"  # names in docstrings are in single backticks
 
 SECTION = re.compile(r"(Args|Attributes|Example|Examples|Note|Raises|Returns|Yields):$")
 SHARED = re.compile(r"^    (\w+(?:, \w+)+)(: .*(?:\n {5,}.*)*)", re.MULTILINE)
@@ -55,7 +59,7 @@ SHAPE = re.compile(r"(?<![\w*`\\])\*(?=[\w.])(?![^*\n]*\w\*)")
 def plain_text(_app: Any, _what: str, _name: str, _object: Any, _options: Any, lines: list[str]) -> None:
     """Convert a docstring to reStructuredText: indented formulas become literal blocks, and `*sizes` is escaped.
 
-    Names that share a description (`stride, padding: ...`) get one entry each, because napoleon reads one name only.
+    Names that share a description (`stride, padding: ...`) get separate entries, because napoleon expects one name.
     """
     text = SHARED.sub(
         lambda entry: "\n".join(f"    {name}{entry[2]}" for name in entry[1].split(", ")), "\n".join(lines)
@@ -75,7 +79,7 @@ def plain_text(_app: Any, _what: str, _name: str, _object: Any, _options: Any, l
 
 
 def render_notebooks(_app: Any) -> None:
-    """Run each notebook in a process of its own and write it as a page with its outputs."""
+    """Run each notebook in a separate process and write it as a page with its outputs."""
     folder = ROOT / "docs" / "notebooks"
     folder.mkdir(exist_ok=True)
     script, environment = ROOT / "docs" / "render_notebook.py", {**os.environ, "MPLBACKEND": "Agg"}
@@ -84,6 +88,6 @@ def render_notebooks(_app: Any) -> None:
 
 
 def setup(app: Any) -> None:
-    """Register the notebooks and the docstring filter, which must run before napoleon."""
+    """Register the rendering of notebooks, and the docstring filter, which must run before napoleon."""
     app.connect("builder-inited", render_notebooks)
     app.connect("autodoc-process-docstring", plain_text, priority=400)

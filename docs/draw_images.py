@@ -1,7 +1,7 @@
-"""Draw the pictures of the documentation from the runs in results/: python docs/draw_images.py [CIFAR FOLDER].
+"""Draw figures of the documentation from the runs in results/: python docs/draw_images.py [CIFAR FOLDER].
 
-The picture of the model with content is drawn only with CIFAR-10's folder. Other pictures are copied from the
-folders of their experiments: `speed-*` and `sequence-*` from `benchmarks` and `experiments.sequence`.
+The figure of the model with content is drawn only if the folder of CIFAR-10 is given. The figures `speed-*` and
+`sequence-*` are not drawn here, but copied from the output of `benchmarks` and `experiments.sequence`.
 """
 
 import json
@@ -23,11 +23,11 @@ from attnconv.surgery.head_pruning import attention_layers
 
 ROOT = Path(__file__).resolve().parent.parent
 RUNS, PICTURES = ROOT / "results", ROOT / "docs" / "images"
-SIZES, QUERY = (8, 8), (4, 4)  # positions of the models of `results`
+SIZES, QUERY = (8, 8), (4, 4)  # grid of the models in `results`, and row and column of the query
 
 
 def main(cifar: str | None) -> None:
-    """Draw every picture."""
+    """Draw all figures."""
     small, earlier, learned = "paper-small/runs/quadratic", "cifar10-small/quadratic-small", "paper-small/runs/learned"
     write(overview(small), "overview")
     write(centres(small, title="Heads of the quadratic model after 30 epochs"), "paper-small-figure-04")
@@ -50,7 +50,7 @@ def write(figure: Figure, name: str) -> None:
 
 
 def overview(run: str) -> Figure:
-    """Maps of every head of two layers, before and after training."""
+    """Draw the attention maps of every head in two layers, before and after training."""
     epochs = [json.loads(line) for line in (RUNS / run / "heads.jsonl").read_text(encoding="utf-8").splitlines()]
     rows, orders = [], []
     for layer in (0, 1):
@@ -63,7 +63,7 @@ def overview(run: str) -> Figure:
 
 @torch.no_grad()
 def gaussian_maps(heads: dict[str, Any]) -> Any:
-    """The attention of the query, (heads, rows, columns), for one layer's line of `heads.jsonl`."""
+    """Return the attention of the query, (heads, rows, columns), for one layer of a line in `heads.jsonl`."""
     encoding, grid = Quadratic(len(heads["centres"]), 2).double(), Grid.make(SIZES)
     encoding.centres.copy_(torch.tensor(heads["centres"]))
     encoding.spread.copy_(torch.tensor(heads["covariance"])[:, 0, :1].rsqrt())
@@ -73,7 +73,7 @@ def gaussian_maps(heads: dict[str, Any]) -> Any:
 
 
 def centres(run: str, *, title: str) -> Figure:
-    """Head centres of every layer."""
+    """Draw the head centres of every layer."""
     model = load(RUNS / run / "weights.safetensors").model.float()
     encodings: Any = [layer.encoding for layer in attention_layers(model).values()]
     variances = [encoding.spread.detach().expand(-1, 2) ** -2 for encoding in encodings]  # infinite for uniform heads
@@ -85,7 +85,7 @@ def centres(run: str, *, title: str) -> Figure:
 
 
 def maps(run: str, images: torch.Tensor, *, title: str, zoom: int | None = None) -> Figure:
-    """Maps of every head of every layer, a mean over images."""
+    """Draw the attention maps of every head in every layer, averaged over images."""
     model = load(RUNS / run / "weights.safetensors").model.float()
     return draw_query(mean_query_maps(model, images, places=PLACES), 0, title=title, zoom=zoom)
 

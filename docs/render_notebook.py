@@ -15,7 +15,7 @@ from tests.notebook_cells import run_cell  # noqa: E402
 
 
 def render(path: Path, folder: Path) -> None:
-    """Write NAME.md and the PNGs that it shows to a folder."""
+    """Write NAME.md and its figures as PNG files to a folder."""
     parts, namespace = [], dict[str, Any](__name__="__main__")
     for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
         source = "".join(cell["source"])

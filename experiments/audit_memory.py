@@ -5,8 +5,8 @@
 
 The model is a plain `nn.TransformerEncoder` of the size of ViT-B with random weights. Forward pass and audit run in
 separate processes. PyTorch's fast path for inference is disabled in both, because on a CPU it materialises all
-attention probabilities of a layer. With 12 layers one step takes minutes on a CPU, and each of the two runs three
-times.
+attention probabilities of a layer. With 12 layers, one step takes minutes on a CPU, and each of the two steps runs
+three times.
 """
 
 import argparse

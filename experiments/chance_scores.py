@@ -3,9 +3,9 @@
     python -m experiments.chance_scores                 # the table in docs/how-convolutional.md, about a minute
     python -m experiments.chance_scores --draws 200 --heads 6
 
-Each cell has the mean over random layers and their maximum. If n queries can attend to a shift, a random head with m
-keys attends to it in a fraction Binomial(n, 1/m) / n of them. The score uses the best of about m shifts per head; the
-most distant shifts have n = m / 2^axes.
+Each cell has the mean over random layers, with the maximum in brackets. If n queries can attend to a shift, a random
+head with m keys attends to it for a fraction Binomial(n, 1/m) / n of them. The score uses the best of about m shifts
+per head; the most distant shifts have n = m / 2^axes.
 """
 
 import argparse
@@ -43,7 +43,7 @@ def main() -> None:
     print("|---" * (1 + len(cases)) + "|")
     for heads in arguments.heads:
         scores = [chance(sizes, heads, images, draws=arguments.draws) for sizes, images in cases]
-        cells = [f"{sum(some) / len(some):.3f} (to {max(some):.3f})" for some in scores]
+        cells = [f"{sum(some) / len(some):.3f} ({max(some):.3f})" for some in scores]
         print(f"| {heads} | {' | '.join(cells)} |", flush=True)
 
 

@@ -40,7 +40,7 @@ class Images:
         return replace(self, pixels=ImageSet(self.pixels.images[:count], self.pixels.labels[:count]))
 
     def to(self, device: torch.device) -> "Images":
-        """Return the images on another device."""
+        """Return the images on the given device."""
         return replace(self, pixels=self.pixels.to(device))
 
     def normalised(self) -> tuple[Tensor, Tensor]:
@@ -51,7 +51,7 @@ class Images:
         """Return a batch of images with the random augmentation of the library's training loop, and their labels.
 
         Args:
-            chosen: Indices of the images.
+            chosen: Indices of the images, from 0.
             changes: Augmentation settings; mixing of images is ignored.
             seed: Seed of the augmentation.
             epoch: Epoch number; the augmentation differs between epochs.
@@ -75,7 +75,7 @@ def cifar10_images(
         root: Folder of CIFAR-10.
         train: Subsets of the training images, by name.
         test: Number of test images, in the subset "test".
-        held_out: Number of training images to hold out first; None for the library's default of 5,000.
+        held_out: Number of training images to hold out before subsets are taken; None for the library's default, 5,000.
     """
     data = load_data(DataSettings(name="cifar10", root=str(root), download=False, validation=held_out))
     parts = {name: (data.train, chosen) for name, chosen in train.items()} | {"test": (data.test, slice(test))}
@@ -112,10 +112,15 @@ def autocast(device: torch.device) -> AbstractContextManager[Any]:
     return torch.autocast("cuda", dtype=torch.bfloat16) if device.type == "cuda" else nullcontext()
 
 
+def percentage(share: float) -> str:
+    """Format a share between 0 and 1 as a percentage."""
+    return f"{100 * share:.2f} %"
+
+
 def spread(values: Sequence[float], *, percent: bool = False) -> str:
-    """Format the mean and, for several values, the standard deviation."""
+    """Format the mean and, for several values, the sample standard deviation (of shares, in percentage points)."""
     middle, off = mean(values), stdev(values) if len(values) > 1 else None
-    shown = f"{middle:.2%}" if percent else f"{middle:.3g}"
+    shown = percentage(middle) if percent else f"{middle:.3g}"
     if off is None:
         return shown
     return f"{shown} ± {off * 100:.2f}" if percent else f"{shown} ± {off:.2g}"
@@ -149,7 +154,7 @@ def write_results(
     *,
     device: torch.device | None = None,
 ) -> None:
-    """Write table.md, and results.json with the settings (only the last part of paths), environment and results.
+    """Write table.md, and results.json with the settings (only the last component of paths), environment and results.
 
     Args:
         out: Folder of the results.

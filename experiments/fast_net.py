@@ -2,7 +2,7 @@
 
 It uses published techniques for fast CIFAR-10 training. The first convolution is frozen: its filters are the whitened
 principal directions of the 2 x 2 patches of the training images, and their negatives. Three stages of convolution,
-pooling, norm and GELU follow, with the scale of norms fixed at 1. Training uses SGD with Nesterov momentum and a
+pooling, batch norm and GELU follow, with the scale of norms fixed at 1. Training uses SGD with Nesterov momentum and a
 triangular learning rate, a larger learning rate and no weight decay for the biases of norms, label smoothing,
 horizontal flips that alternate between epochs, and a moving average of the weights (Lookahead).
 
@@ -44,7 +44,7 @@ class FastSettings:
     momentum: float = 0.85
     """Nesterov momentum of SGD."""
     weight_decay: float = 1.3e-3
-    """Weight decay of weights; biases have none."""
+    """Weight decay; not applied to biases."""
     smoothing: float = 0.2
     """Label smoothing."""
     shift: int = 2
@@ -54,7 +54,7 @@ class FastSettings:
     whitening_epochs: int = 3
     """Number of epochs in which the bias of the whitening layer is trained."""
     slow_every: int = 5
-    """Number of steps between updates of the average of weights."""
+    """Number of steps between updates of the averaged weights."""
 
 
 @final

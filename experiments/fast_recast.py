@@ -1,8 +1,8 @@
 """Time to an attention-only network with 94 or 96 % accuracy on CIFAR-10: a fast CNN is trained and recast.
 
-Recasting replaces the convolutions of `experiments.fast_net` by attention with one hard head per kernel position. By
-construction the logits are equal, which the script verifies. Optionally, the network is also recast with soft heads and
-fine-tuned.
+Recasting replaces the convolutions of `experiments.fast_net` with attention, using one hard head per kernel position.
+By construction, the logits are equal up to rounding, which the script verifies. Optionally, the network is also recast
+with soft heads and fine-tuned.
 
     python -m experiments.fast_recast --preset cpu --root PATH/TO/CIFAR --out results/fast-recast
     python -m experiments.fast_recast --preset 94 --seeds 3 --held-out 0 --root PATH/TO/CIFAR
@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from attnconv._util.atomic_write import write_atomically
 from attnconv.convert import recast
 from attnconv.data.settings import AugmentSettings
-from experiments.common import DeviceName, Images, cifar10_images, device_of, kept, spread, write_results
+from experiments.common import DeviceName, Images, cifar10_images, device_of, kept, percentage, spread, write_results
 from experiments.fast_net import FastNet, FastSettings, logits_of, train
 from experiments.finetune_recast import Settings as TuningSettings, attention, train as tune
 
@@ -48,8 +48,8 @@ class Settings:
     root: Path
     """Folder of CIFAR-10."""
     preset: PresetName = "cpu"
-    """cpu: a narrow network and few epochs, minutes on one core. 94 and 96: for one GPU, named after their target
-    accuracy. tiny: a quick test of every step."""
+    """cpu: a narrow network and few epochs, which take minutes on one core. 94 and 96: for one GPU, named after their
+    target accuracy. tiny: a quick test of every step."""
     out: Path | None = None
     """Output folder for the table; None only prints it."""
     kept: Path = Path("runs/fast-recast")
@@ -67,11 +67,11 @@ class Settings:
     compare: int = 1_000
     """Number of test images for which logits are also computed with the softmax of every head."""
     tuning_epochs: int = 0
-    """Number of epochs for fine-tuning the recast with soft heads, and the CNN; 0 for no fine-tuning."""
+    """Number of epochs for fine-tuning the CNN and its copy with soft heads; 0 for no fine-tuning."""
     tuning_images: int = 50_000
     """Number of training images for fine-tuning."""
     alpha: float = 3.0
-    """Sharpness of soft heads, in 1 / pixel^2."""
+    """Sharpness of soft heads, in 1 / position^2."""
     tuning_rate: float = 0.01
     """Learning rate for fine-tuning."""
     device: DeviceName = "auto"
@@ -80,7 +80,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Result:
-    """Result of one network and its recast; accuracies are between 0 and 1, times in seconds."""
+    """Result of one network and its attention-only copy; accuracies are between 0 and 1, times in seconds."""
 
     seed: int
     parameters: int
@@ -97,7 +97,7 @@ class Result:
     train_seconds: float
     recast_seconds: float
     tuned: dict[str, float]
-    """Accuracy of the fine-tuned CNN, and of the recast with soft heads before and after; empty without fine-tuning."""
+    """Accuracy of the fine-tuned CNN, and of its copy with soft heads before and after; empty without fine-tuning."""
 
 
 Sets = dict[str, Images]
@@ -191,7 +191,7 @@ def trained(seed: int, data: Images, settings: Settings) -> tuple[FastNet, float
 
 
 def tuned(cnn: nn.Module, sets: Sets, settings: Settings, seed: int) -> dict[str, float]:
-    """Fine-tune the CNN and its recast with soft heads in the same way, as in `experiments.finetune_recast`."""
+    """Fine-tune the CNN and its copy with soft heads in the same way, as in `experiments.finetune_recast`."""
     images, labels = sets["test"].normalised()
     how = TuningSettings(
         checkpoint=Path(),
@@ -241,7 +241,7 @@ def table(results: Sequence[Result], settings: Settings) -> str:
     ]
     for name in first.tuned:
         values = [r.tuned[name] for r in results]
-        shown = f"{mean(values):.2f} pixels" if name == "farthest move" else f"{mean(values):.2%}"
+        shown = f"{mean(values):.2f} positions" if name == "farthest move" else percentage(mean(values))
         lines.append(f"| fine-tuned for {settings.tuning_epochs} epochs, {name} | {shown} |")
     return "\n".join(lines)
 

@@ -1,4 +1,4 @@
-"""Fine-tuning of a recast CNN: accuracy before and after for several alpha, and how far heads move.
+"""Fine-tuning of a recast CNN: accuracy before and after for several alpha, and how far the heads move.
 
 A pretrained ResNet-20 for CIFAR-10 is recast with soft heads of sharpness alpha and fine-tuned on a subset of the
 training images. The CNN is fine-tuned in the same way. Alpha is chosen on held-out training images, not on the test
@@ -22,7 +22,7 @@ from torch import nn
 from attnconv.convert import recast
 from attnconv.data.settings import AugmentSettings
 from attnconv.layers import SelfAttention
-from experiments.common import Images, accuracy, autocast, cifar10_images, write_results
+from experiments.common import Images, accuracy, autocast, cifar10_images, percentage, write_results
 from experiments.resnet20 import pretrained
 
 
@@ -37,9 +37,9 @@ class Settings:
     out: Path | None = None
     """Output folder for the table; None only prints it."""
     alphas: tuple[float, ...] = (2.0, 3.0, 4.0, 6.0)
-    """Sharpness of the soft heads, in 1 / pixel^2."""
+    """Sharpness of the soft heads, in 1 / position^2."""
     weights: Literal["slices", "nearest"] = "nearest"
-    """Matrices of the soft heads: slices of the kernels, or the ones nearest to the convolutions."""
+    """Matrices of the soft heads: slices of the kernels, or those that approximate the convolutions best."""
     images: int = 3_000
     """Number of training images."""
     held_out: int = 2_000
@@ -57,7 +57,7 @@ class Settings:
     weight_decay: float = 1e-4
     """Weight decay of weights; centres and spreads have none."""
     augment: AugmentSettings = field(default_factory=lambda: AugmentSettings("paper"))
-    """Augmentation. Use that of the network's original training, since another augmentation would reduce its
+    """Augmentation. Use that of the network's original training, since a different one would reduce its
     accuracy."""
     seed: int = 0
     """Seed of the order of images and of their augmentation."""
@@ -160,13 +160,14 @@ def attention(model: nn.Module) -> list[SelfAttention]:
 def table(results: list[Result]) -> str:
     """Return the table in Markdown."""
     lines = [
-        "| network | held out before | after | test before | after | heads moved >= 0.1 | largest move | seconds |",
+        "| network | held-out accuracy before | after | test accuracy before | after "
+        "| heads moved by 0.1 positions or more | largest move, positions | seconds |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for r in results:
         numbers = (r.held_out_before, r.held_out_after, r.test_before, r.test_after)
         moved = f"{r.moved} of {r.heads} | {r.farthest:.2f}" if r.heads else "- | -"
-        lines.append(f"| {r.network} | {' | '.join(f'{n:.2%}' for n in numbers)} | {moved} | {r.seconds:.0f} |")
+        lines.append(f"| {r.network} | {' | '.join(map(percentage, numbers))} | {moved} | {r.seconds:.0f} |")
     return "\n".join(lines)
 
 

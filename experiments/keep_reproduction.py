@@ -3,10 +3,10 @@
     python -m experiments.keep_reproduction --reproduction reproduction/mini --out results/paper-mini
     python -m experiments.keep_reproduction --reproduction reproduction/mini --out results/paper-mini --back
 
-The weights are those after the last epoch, if available, and load with `attnconv.load`. If `results/` already has a run
-with the same name and another start time, a line is added to `repeats.jsonl` with the differences between both runs in
-loss and accuracy per epoch. The second command copies in the other direction: it restores the folder of a reproduction,
-and `attnconv reproduce` then trains only the missing runs.
+The weights are those after the last epoch, if available, and can be loaded with `attnconv.load`. If `results/` already
+has a run with the same name and a different start time, a line is added to `repeats.jsonl` with the differences between
+both runs in loss and accuracy per epoch. The second command copies in the other direction: it restores the folder of a
+reproduction, and `attnconv reproduce` then trains only the missing runs.
 """
 
 import shutil
@@ -34,7 +34,7 @@ class Settings:
     reproduction: Path
     """Folder written by `attnconv reproduce`."""
     out: Path
-    """Folder of the results. Files of the same names are replaced, other files are kept."""
+    """Folder of the results. Files with the same names are replaced; other files are kept."""
     back: bool = False
     """Restore the runs in --reproduction from those in --out. Runs without weights and runs that already exist are
     skipped."""

@@ -93,7 +93,7 @@ def join(folder: Path, out: Path) -> list[Path]:
 
     Args:
         folder: Folder written by `export`.
-        out: Folder to restore; files of the same names are replaced.
+        out: Folder to restore; files with the same names are replaced.
 
     Returns:
         Paths of the weights files.

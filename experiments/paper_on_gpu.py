@@ -8,7 +8,7 @@ training run after its last checkpoint, other jobs after their last completed pa
 least one such step. The jobs are, in this order:
 
     quadratic and resnet18, three seeds; generalised, pruned, learned, 16 heads; learned with content, with fewer
-    epochs, which its name states; quadratic with attention dropout, with the same number of epochs; fast CNNs, recast
+    epochs (stated in its name); quadratic with attention dropout, with the same number of epochs; fast CNNs, recast
     (`experiments.fast_recast`); sequences (`experiments.sequence`); better recipes for quadratic and resnet18
     (`experiments.recipes`); resnet18 recast and fine-tuned (`experiments.recast_resnet`)
 
@@ -143,9 +143,13 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
     add("--other-seeds", type=int, default=1, help="number of runs of the other models")
     add("--content-epochs", type=int, default=100, help="epochs of learned-content and of the run with dropout")
     add("--epochs", type=int, help="reduce the epochs of every run; run names include the number")
-    add("--precision", choices=("32", "bf16"), help="precision of all runs; default: bf16 at scale paper, else planned")
+    add(
+        "--precision",
+        choices=("32", "bf16"),
+        help="precision of all runs; default: bf16 at scale paper, otherwise that of the scale",
+    )
     add("--compile", action="store_true", help="compile the models")
-    add("--only", nargs="*", default=[], help="prefixes of job names to run; default: all jobs")
+    add("--only", nargs="*", default=[], help="prefixes of the names of jobs to run; default: all jobs")
     add("--weights", nargs="*", default=[], metavar="RUN", help="run folders whose weights are also exported")
     add("--again", action="store_true", help="retry failed jobs")
     add("--plan", action="store_true", help="only print the jobs and their state")

@@ -1,15 +1,15 @@
-"""Pruning of degenerate heads: are exactly the planted heads found, and does accuracy recover after pruning?
+"""Pruning of degenerate heads: are the planted heads found, and no others, and does accuracy recover after pruning?
 
-Two heads of every layer are initialised as degenerate heads: one with S = 0, which averages the image, and one with S
-of rank one, which attends to a stripe. Training does not change this, since the gradient of S S^T is zero for a column
-of S that is zero. After training, degenerate heads are detected with the thresholds of the paper and of its code, and
-removed. The pruned model is trained for a third of the epochs at a tenth of the learning rate.
+Two heads of every layer are initialised as degenerate heads: one with `root_precision` S = 0, which averages the image,
+and one with S of rank 1, which attends to a stripe. Training does not change this, since the gradient of S S^T is zero
+for a column of S that is zero. After training, degenerate heads are detected with the thresholds of the paper and of
+its code, and removed. The pruned model is trained for a third of the epochs at a tenth of the learning rate.
 
     python -m experiments.prune_and_recover --root PATH/TO/CIFAR --out results/NAME
     python -m experiments.prune_and_recover --no-trained      # only the control
 
 The script also tests which layers can no longer express a 3 x 3 kernel. If no layer can express one before pruning, the
-test is not informative, so there is a control: the same model with nine additional hard heads per layer, at the taps of
+test shows nothing, so there is a control: the same model with nine additional hard heads per layer, at the taps of
 the kernel. In its last layer, the head of one tap is a stripe by the paper's threshold, although it attends to one
 position.
 
@@ -41,9 +41,9 @@ from attnconv.training.fitting import fit
 from attnconv.training.recipes import recipe
 from attnconv.training.run_folder import RunFolder
 from attnconv.training.settings import RunSettings
-from experiments.common import write_results
+from experiments.common import percentage, write_results
 
-HARDNESS = 40.0  # alpha of the nine hard heads of the control; about exp(-40) of their attention is off the target
+HARDNESS = 40.0  # alpha of the nine hard heads of the control; about exp(-40) of their attention is outside the target
 PLANTED = (2, 6)  # indices of the averaging head and the stripe
 
 
@@ -210,7 +210,12 @@ def report(
         for name in kernels
     ]
     lines += ["", *control]
-    lines += ["", "| | test accuracy |", "|---|---|", *(f"| {n} | {value:.2%} |" for n, value in accuracies.items())]
+    lines += [
+        "",
+        "| | test accuracy |",
+        "|---|---|",
+        *(f"| {n} | {percentage(value)} |" for n, value in accuracies.items()),
+    ]
     lines += [
         "",
         "| | before | after |",

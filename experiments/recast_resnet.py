@@ -1,9 +1,9 @@
 """Is a ResNet that is recast with soft heads and fine-tuned more accurate than the fine-tuned CNN?
 
-A finished run of `resnet18`, at any scale, is recast with hard heads. By construction the logits are equal, which is
-verified on the test images, also with the heads computed by softmax. Then the CNN and its recast with soft heads are
-fine-tuned in the same way, as in `experiments.finetune_recast`, with several seeds. The learning rate of each is chosen
-on held-out images with the first seed, not on the test set.
+A finished run of `resnet18`, at any scale, is recast with hard heads. By construction, the logits are equal up to
+rounding, which is verified on the test images, also with the softmax of every head. Then the CNN and its copy with soft
+heads are fine-tuned in the same way, as in `experiments.finetune_recast`, with several seeds. The learning rate of each
+is chosen on held-out images with the first seed, not on the test set.
 
     python -m experiments.recast_resnet --run runs/resnet18 --root PATH/TO/CIFAR --out results/recast-resnet
 
@@ -26,7 +26,7 @@ from attnconv.data.load_splits import load_data
 from attnconv.models.model_loader import checkpoint_file, load as load_model
 from attnconv.models.settings import ResNetSettings
 from attnconv.training.run_folder import RunFolder
-from experiments.common import DeviceName, Images, device_of, kept, spread, write_results
+from experiments.common import DeviceName, Images, device_of, kept, percentage, spread, write_results
 from experiments.fast_net import logits_of
 from experiments.fast_recast import part_right
 from experiments.finetune_recast import Result, Settings as TuningSettings, run as tune
@@ -40,7 +40,7 @@ class Settings:
     """Arguments of the script."""
 
     run: Path
-    """Run folder of a ResNet, finished; its checkpoint of the best epoch on held-out images is used."""
+    """Finished run folder of a ResNet; the checkpoint of its best epoch on held-out images is used."""
     root: Path | None = None
     """Folder of the run's images; None for the folder stored in the run."""
     out: Path | None = None
@@ -54,7 +54,7 @@ class Settings:
     position_rate: float = 20.0
     """Learning rate of centres and spreads, relative to that of the weights."""
     alpha: float = SOFT_ALPHA
-    """Sharpness of soft heads, in 1 / pixel^2."""
+    """Sharpness of soft heads, in 1 / position^2."""
     epochs: int = 2
     """Number of epochs."""
     images: int = 50_000
@@ -71,7 +71,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Equality:
-    """Comparison of the network and its recast with hard heads on test images."""
+    """Comparison of the network and its copy with hard heads on test images."""
 
     cnn: float
     """Accuracy of the CNN, between 0 and 1."""
@@ -98,7 +98,9 @@ Sets = dict[str, Images]
 def main(settings: Settings) -> tuple[Equality, dict[str, list[Tuned]]]:
     """Recast, compare and fine-tune; print and write the tables."""
     if settings.seeds < 1 or not settings.rates:
-        raise ValueError(bad("--seeds and --rates", "must have at least one each", (settings.seeds, settings.rates)))
+        raise ValueError(
+            bad("--seeds and --rates", "must be at least 1 and not empty", (settings.seeds, settings.rates))
+        )
     torch.set_flush_denormal(True)
     device = device_of(settings.device)
     cnn = trained_network(settings.run).to(device)
@@ -149,7 +151,7 @@ def images_of(settings: Settings, device: torch.device) -> Sets:
 
 
 def compare(cnn: nn.Module, test: tuple[Tensor, Tensor], settings: Settings) -> Equality:
-    """Compare the network with its recast with hard heads."""
+    """Compare the network with its copy with hard heads."""
     images, labels = test
     few = images[: settings.compare]
     plain, ours = (logits_of(net, images, several=False) for net in (cnn, recast(cnn)))
@@ -196,15 +198,16 @@ def final(tuned: Sequence[Tuned]) -> list[Result]:
 
 
 def tables(equality: Equality, tuned: dict[str, list[Tuned]], settings: Settings) -> str:
-    """Return the Markdown tables of the recast, of fine-tuning, and of the learning rates."""
+    """Return the Markdown tables of recasting, of fine-tuning, and of the learning rates."""
     lines = [
-        "| | CNN | recast as attention, hard heads |",
+        "| | CNN | recast with hard heads |",
         "|---|---|---|",
-        f"| test accuracy | {equality.cnn:.2%} | {equality.attention:.2%} |",
+        f"| test accuracy | {percentage(equality.cnn)} | {percentage(equality.attention)} |",
         f"| largest difference of a logit (largest logit {equality.largest_logit:.1f}) | | {equality.difference:.1e} |",
         f"| with softmax ({settings.compare:,} images) | | {equality.softmax_difference:.1e} |",
         "",
-        "| fine-tuned | rate | test before | after | held out after | heads moved >= 0.1 | largest move | seconds |",
+        "| fine-tuned network | learning rate | test accuracy before | after | held-out accuracy after "
+        "| heads moved by 0.1 positions or more | largest move, positions | seconds |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for name, all_of in tuned.items():
@@ -212,7 +215,7 @@ def tables(equality: Equality, tuned: dict[str, list[Tuned]], settings: Settings
         after = [spread([getattr(run, key) for run in runs], percent=True) for key in ("test_after", "held_out_after")]
         moved = f"{spread([float(run.moved) for run in runs])} of {runs[0].heads} | {max(r.farthest for r in runs):.2f}"
         lines.append(
-            f"| {name} | {all_of[0].rate:g} | {runs[0].test_before:.2%} | {' | '.join(after)} | "
+            f"| {name} | {all_of[0].rate:g} | {percentage(runs[0].test_before)} | {' | '.join(after)} | "
             f"{moved if runs[0].heads else '- | -'} | {spread([run.seconds for run in runs])} |"
         )
     pairs = zip(final(tuned[CNN]), final(tuned[SOFT]), strict=True)
@@ -221,7 +224,7 @@ def tables(equality: Equality, tuned: dict[str, list[Tuned]], settings: Settings
     lines += ["", f"Test accuracy of soft heads minus that of the CNN per seed, in percentage points: {shown}."]
     tried = {
         name: ", ".join(
-            f"{one.rate:g}: {one.result.held_out_after:.2%}"
+            f"{one.rate:g}: {percentage(one.result.held_out_after)}"
             for one in sorted(all_of, key=lambda one: -one.rate)
             if one.seed == 0
         )

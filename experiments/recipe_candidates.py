@@ -6,7 +6,7 @@ of epochs, in which they overfit. No candidate changes the definition of attenti
 norms, the dropout and the initial centres of heads in the model.
 
 Pre-norm models need an additional final norm. At full size this would be 800 parameters more than in the paper, so the
-MLP has 8 of its 512 channels fewer. The smaller models have 128 more parameters, of 0.2 million.
+MLP has 504 instead of 512 channels. The smaller models, with 0.2 million parameters, have 128 more than in the paper.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ NetworkName = Literal[
 ]
 NETWORKS: tuple[NetworkName, ...] = get_args(NetworkName)
 FIRST: tuple[NetworkName, ...] = ("quadratic", "resnet18")
-"""Networks that are compared by default: attention and convolution with about as many FLOPs."""
+"""Networks that are compared by default: attention and convolution with about the same number of FLOPs."""
 Changes = Mapping[str, Mapping[str, Any]]
 
 # Settings of the attention model, other than sizes, that belong to a recipe. The ResNet has no settings of this kind.

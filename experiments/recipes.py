@@ -34,7 +34,7 @@ from attnconv.training.fitting import fit
 from attnconv.training.run_checks import differences
 from attnconv.training.run_folder import RunFolder
 from attnconv.training.settings import RunSettings
-from experiments.common import device_of, spread, write_results
+from experiments.common import device_of, percentage, spread, write_results
 from experiments.keep_reproduction import KEPT_WEIGHTS, copy
 from experiments.recipe_candidates import (
     FIRST,
@@ -313,7 +313,7 @@ def tables(trials: Sequence[Trial], finals: Sequence[Final], settings: Settings)
         mark = "**" if t is first else ""
         searched.append(
             f"| {t.network} | {t.candidate} | {t.base} | {in_words(t.changes)} | {t.why} | {t.parameters:,} | "
-            f"{mark}{t.held_out:.2%}{mark} |"
+            f"{mark}{percentage(t.held_out)}{mark} |"
         )
     return "\n".join([*lines, "", *searched])
 

@@ -1,9 +1,9 @@
 """Do one-dimensional attention layers learn to convolve sequences? The paper leaves this question open.
 
 Networks of `SelfAttention1d` with position-only scores (quadratic, and a learned relative table) are trained on tasks
-that require local filters. The baselines are a network of Conv1d layers with as many weights, and attention without
-positions. For each layer, the script reports the heads at a fixed shift, their shifts and the convolution score. For
-the task with a teacher network, it reports how many of the teacher's shifts were found.
+that require local filters. The baselines are a network of Conv1d layers with the same number of weights, and attention
+without positions. For each layer, the script reports the heads that attend to a fixed shift, their shifts and the
+convolution score. For the task with a teacher network, it reports how many of the teacher's shifts were found.
 
     python -m experiments.sequence --root PATH/TO/CIFAR --out results/sequence
 
@@ -79,9 +79,9 @@ class Layer:
 
     heads: int
     fixed_before: int
-    """Number of heads at a fixed shift before training."""
+    """Number of heads that attend to a fixed shift before training."""
     shifts: tuple[int, ...]
-    """Sorted shifts of the heads at a fixed shift after training."""
+    """Sorted shifts of the heads that attend to a fixed shift after training."""
     all_shifts: tuple[tuple[int, float, float], ...]
     """Best shift, attention to it, and constancy of every head."""
     score: float

@@ -39,7 +39,9 @@ def draw_shifts(results: Sequence[Mapping[str, Any]], stem: Path) -> None:
                 if task == "teacher":
                     for shift in TEACHER_SHIFTS[number]:
                         axes.axvspan(shift - 0.5, shift + 0.5, color=GRID, zorder=0)
-        figure.suptitle("Best shift of each head\nArea: attention to it; filled: fixed as the query moves")
+        figure.suptitle(
+            "Best shift of each head, in positions\nArea: attention to it; filled: fixed as the query moves"
+        )
     save(figure, stem)
 
 

@@ -4,7 +4,7 @@
     digits    scikit-learn's digits in row-major order: 64 positions with one channel, ten classes
     rows      CIFAR-10 with one position per image row: 32 positions with 96 channels, ten classes
 
-The teacher uses replicate padding, which equals hard heads with a softmax over the sequence only.
+The teacher uses replicate padding, which is equivalent to hard heads with a softmax over the sequence only.
 """
 
 from dataclasses import dataclass
@@ -37,7 +37,7 @@ class Task:
 
     Attributes:
         name: Name of the task.
-        train: Training sequences (b, c, positions); None if they are drawn at every step.
+        train: Training sequences (b, c, positions); None if they are sampled at every step.
         train_targets: Labels, or outputs of the teacher.
         test: Test sequences.
         test_targets: Labels, or outputs of the teacher.
@@ -145,7 +145,7 @@ class SequenceNet(nn.Module):
 
 
 def mixing_layer(name: ModelName, given: int, made: int, *, heads: int, places: int) -> nn.Module:
-    """Return a layer with one matrix per head or kernel position, so that all kinds have as many of these weights.
+    """Return a layer with one matrix per head or kernel position; all kinds have the same number of these matrices.
 
     Args:
         name: Kind of layer; `no positions` is attention by content only, equation (8) with its first term.

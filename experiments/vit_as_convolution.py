@@ -1,4 +1,4 @@
-"""Convolutions in a small ViT on CIFAR-10: how many heads can be replaced, and does initialisation as one help?
+"""Convolutions in a small ViT on CIFAR-10: how many heads can be replaced, and does initialising as a convolution help?
 
 Replacement: a model is trained, k of its heads are replaced for several k, and accuracy, output error and speed are
 measured. Initialisation: models with default initialisation and with initialisation as a convolution are trained in the
@@ -6,8 +6,8 @@ same way, with several seeds.
 
     python -m experiments.vit_as_convolution --root PATH/TO/CIFAR --out results/NAME
 
-Trained models are kept and not trained again. To share the work between processes, let each train other seeds first,
-with `--seeds 1 --no-measure`.
+Trained models are kept and not trained again. To share the work between processes, let each of them first train
+different seeds, for example with `--seeds 1 --no-measure`.
 """
 
 import time
@@ -22,7 +22,7 @@ import tyro
 from torch import Tensor, nn
 
 from attnconv.surgery import replace_heads, start_as_convolution
-from experiments.common import accuracy, cifar10, write_results
+from experiments.common import accuracy, cifar10, percentage, write_results
 from experiments.small_vit import SmallViT
 
 Sets = dict[str, tuple[Tensor, Tensor]]
@@ -53,7 +53,7 @@ class Settings:
     epochs: int = 8
     """Number of epochs."""
     tuning_epochs: int = 1
-    """Number of epochs after heads were replaced; 0 for no fine-tuning."""
+    """Number of epochs of fine-tuning after heads are replaced; 0 for none."""
     batch_size: int = 125
     """Batch size."""
     rate: float = 1e-3
@@ -65,9 +65,9 @@ class Settings:
     starts: tuple[str, ...] = ("default", "random")
     """Initialisations: `default`, or a convolution with these `filters` (see `start_as_convolution`)."""
     mass: float = 0.9
-    """Attention of heads to their shifts in the initialisation as a convolution."""
+    """Share of attention that each head puts on its shift when initialised as a convolution."""
     position_length: float = 1.0
-    """Norm of positions relative to content in the initialisation as a convolution."""
+    """Norm of the positional vectors relative to content when initialised as a convolution."""
     seeds: tuple[int, ...] = (0, 1, 2)
     """Seeds of the runs of each initialisation."""
     measure: bool = True
@@ -84,7 +84,7 @@ def main(settings: Settings) -> None:
         for start in settings.starts:
             model, said[start] = trained_model(start, seed, sets, settings)
             trained.setdefault(start, []).append(accuracy(model, *sets["test"]))
-            print(start, seed, f"{trained[start][-1]:.2%}", flush=True)
+            print(start, seed, percentage(trained[start][-1]), flush=True)
     if not settings.measure:
         return
     first, _ = trained_model(settings.starts[0], settings.seeds[0], sets, settings)
@@ -204,7 +204,7 @@ def heads_table(rows: list[dict[str, float]]) -> str:
         "|---|---|---|---|---|",
     ]
     lines += [
-        f"| {r['heads']} | {r['output error']:.3f} | {r['accuracy']:.2%} | {r['accuracy tuned']:.2%} "
+        f"| {r['heads']} | {r['output error']:.3f} | {percentage(r['accuracy'])} | {percentage(r['accuracy tuned'])} "
         f"| {r['time ratio']:.2f} |"
         for r in rows
     ]
@@ -220,8 +220,8 @@ def starts_table(trained: dict[str, list[float]]) -> str:
     """Return the Markdown table of initialisations, with mean and standard deviation over seeds."""
     lines = ["| initialisation | accuracy | standard deviation | runs |", "|---|---|---|---|"]
     for start, found in trained.items():
-        spread = f"{stdev(found):.2%}" if len(found) > 1 else "-"
-        lines.append(f"| {start} | {mean(found):.2%} | {spread} | {len(found)} |")
+        spread = percentage(stdev(found)) if len(found) > 1 else "-"
+        lines.append(f"| {start} | {percentage(mean(found))} | {spread} | {len(found)} |")
     return "\n".join(lines)
 
 

@@ -155,7 +155,7 @@ def test_bad_grids_are_refused() -> None:
         Grid.make((2,), border="mirror")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"border: .*'circular'"):
         Axis(3, 3, spacing=2, border="circular")
-    with pytest.raises(ValueError, match=r"padding: .*got padding \(3, 3\) of 5 outputs"):
+    with pytest.raises(ValueError, match=r"padding: .*got padding \(3, 3\) cropped from 5 outputs"):
         Grid.transposed((2,), stride=2, padding=3, window=(3,))
     with pytest.raises(ValueError, match=r"sizes: .*got \(0,\)"):
         Grid.transposed((0,), window=(3,))

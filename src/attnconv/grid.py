@@ -1,17 +1,17 @@
 """Positions of queries and keys: the geometry that all attention operators share.
 
-Along one axis an image has m keys, `spacing` apart, and query i is at `stride * i + offset`. A *shift* is a key
-position minus a query position. The *lattice* is the ordered list of all positions included in the softmax. The border
-rule determines the values at its points:
+Along one axis, an image has m keys, `spacing` apart, and query i is at position `stride * i + offset`. A *shift* is a
+key position minus a query position. The *lattice* is the ordered list of all positions included in the softmax. The
+border rule determines which positions these are, and the values at those that are not keys:
 
-    renormalise   only the image's keys are included, and rows over them sum to 1 (the paper's softmax)
-    zero          padding and gaps between keys are included; their value is zero, but they receive probability
+    renormalise   only the image's keys are included; each row of probabilities sums to 1 (the paper's softmax)
+    zero          padding and gaps between keys are included; they receive probability, but their values are zero
     replicate     padding is included; each padding point copies the nearest key
-    reflect       padding is included; each padding point copies the key mirrored at the edge, which is not repeated
-    circular      padding is included; each padding point copies the key one period away
+    reflect       padding is included; each padding point copies the key mirrored at the edge (the edge is not repeated)
+    circular      padding is included; each padding point copies the key at its position modulo m
 
 The lattice of an image is the product of the lattices of its axes. Lattice probabilities are *folded* onto the image's
-keys one axis at a time. `docs/grid.md` gives the formulas, which `tests/test_grid.py` and `tests/laws.py` verify.
+keys (summed over all copies of a key), one axis at a time. `docs/grid.md` gives the formulas.
 """
 
 import math
@@ -33,7 +33,7 @@ Padding: TypeAlias = int | Sequence[int] | Sequence[tuple[int, int]]
 
 @dataclass(frozen=True)
 class Axis:
-    """One axis of a grid, with `queries` queries and `size` keys."""
+    """One axis of a grid of queries and keys."""
 
     size: int  # number of keys m, at least 1
     queries: int  # number of queries n, at least 1
@@ -41,11 +41,11 @@ class Axis:
     offset: int = 0  # position of the first query
     padding: tuple[int, int] = (0, 0)  # number of lattice points before the first and after the last key
     spacing: int = 1  # distance between neighbouring keys; above 1 for transposed convolutions
-    border: Border = "renormalise"  # determines the values at lattice points that are not keys
+    border: Border = "renormalise"  # border rule, see the module's docstring
 
     def __post_init__(self) -> None:
         if self.spacing > 1 and self.border != "zero":
-            raise ValueError(bad("border", "must be 'zero' if spacing is above 1", repr(self.border)))
+            raise ValueError(bad("border", "must be 'zero' if spacing is greater than 1", repr(self.border)))
 
     @property
     def lattice_size(self) -> int:
@@ -55,17 +55,17 @@ class Axis:
         return self.spacing * (self.size - 1) + 1 + self.padding[0] + self.padding[1]
 
     def query_positions(self, device: torch.device | None = None) -> Tensor:
-        """Return the positions of the queries, (n,) int64: stride * i + offset."""
+        """Return the query positions, stride * i + offset for i from 0, (n,) int64."""
         return torch.arange(self.offset, self.offset + self.stride * self.queries, self.stride, device=device)
 
     def lattice_positions(self, device: torch.device | None = None) -> Tensor:
-        """Return the positions of the lattice points in ascending order, (lattice,) int64."""
+        """Return the lattice positions in ascending order, (lattice,) int64."""
         if self.border == "renormalise":
             return torch.arange(0, self.spacing * self.size, self.spacing, device=device)
         return torch.arange(-self.padding[0], self.lattice_size - self.padding[0], device=device)
 
     def shifts(self, device: torch.device | None = None) -> Tensor:
-        """Return lattice position minus query position, (n, lattice) int64."""
+        """Return the shifts, lattice position minus query position, (n, lattice) int64."""
         return self.lattice_positions(device)[None, :] - self.query_positions(device)[:, None]
 
     @property
@@ -80,12 +80,12 @@ class Axis:
         return torch.arange(first - last_query, first - last_query + self.shift_count, device=device)
 
     def windows(self, queries: Tensor) -> Tensor:
-        """Return the shifts of `queries` (r,) as indices into `all_shifts`, (r, lattice)."""
+        """Return, for query indices (r,), the indices of their shifts in `all_shifts`, (r, lattice)."""
         starts = self.stride * (self.queries - 1 - queries)
         return starts[:, None] + torch.arange(self.lattice_size, device=queries.device)
 
     def sources(self, positions: Tensor) -> Tensor:
-        """Map lattice positions to the keys whose values they have, int64; -1 for positions with value zero."""
+        """Return the index of the key that each lattice position copies, int64; -1 for positions with value zero."""
         if self.border in ("renormalise", "zero"):
             key = torch.div(positions, self.spacing, rounding_mode="floor")
             shown = (positions % self.spacing == 0) & (key >= 0) & (key < self.size)
@@ -110,14 +110,14 @@ class Axis:
         return folded.index_add(-1, sources, probabilities)
 
     def empty_mass(self, probabilities: Tensor) -> Tensor:
-        """Sum the lattice probabilities (..., lattice) of the points with value zero, (...)."""
+        """Sum lattice probabilities (..., lattice) over the points with value zero, (...)."""
         if self.border != "zero":
             return probabilities.new_zeros(probabilities.shape[:-1])
         empty = self.sources(self.lattice_positions(probabilities.device)) < 0
         return (probabilities * empty).sum(-1)
 
     def take(self, image: Tensor, dim: int, positions: Tensor) -> Tensor:
-        """Sample `image` along axis `dim` at `positions` (l,), clamped to the lattice."""
+        """Sample `image` along dimension `dim` at the given positions (l,), clamped to the lattice."""
         lattice = self.lattice_positions(positions.device)
         sources = self.sources(positions.clamp(lattice[0], lattice[-1]))
         if self.border != "zero":
@@ -149,13 +149,13 @@ class Grid:
     ) -> "Grid":
         """Create the grid of a layer over an image.
 
-        Without a `window` there are ceil(m / stride) queries per axis, regardless of padding. With a `window` there are
-        as many as that convolution has outputs: (m + padding_before + padding_after - window) // stride + 1.
+        Without a window, there are ceil(size / stride) queries per axis, regardless of padding. With a window, there
+        are as many as a convolution has outputs: (size + padding_before + padding_after - window) // stride + 1.
 
         Args:
             sizes: Number of keys per axis, each at least 1.
-            stride: Distance between queries, at least 1; one number, or one per axis.
-            padding: Points added to the lattice, at least 0: one number, one per axis, or (before, after) per axis.
+            stride: Distance between neighbouring queries, at least 1; one number, or one per axis.
+            padding: Points added on each side, at least 0: one number, one per axis, or (before, after) per axis.
             border: One of `renormalise`, `zero`, `replicate`, `reflect`, `circular`.
             window: Extent of the kernel per axis, dilation * (kernel_size - 1) + 1; None for a layer without a kernel.
 
@@ -170,9 +170,9 @@ class Grid:
         for axis, (size, step, pad) in enumerate(zip(sizes, strides, paddings, strict=True)):
             queries = -(-size // step) if window is None else (size + pad[0] + pad[1] - window[axis]) // step + 1
             if queries < 1:
-                got = f"window {tuple(window or ())} over an image of {tuple(sizes)} padded by {paddings}"
-                fix = "Use a larger image or padding."
-                raise ValueError(bad("window", "must not exceed the padded image", got, fix))
+                got = f"window {tuple(window or ())} for an image of size {tuple(sizes)} with padding {paddings}"
+                fix = "Use a larger image or more padding."
+                raise ValueError(bad("window", "must not be larger than the padded image", got, fix))
             axes.append(Axis(size=size, queries=queries, stride=step, padding=pad, border=border))
         return Grid(tuple(axes))
 
@@ -187,8 +187,8 @@ class Grid:
     ) -> "Grid":
         """Create the grid of a transposed convolution: keys are `stride` apart, with zeros between them.
 
-        There are stride * (m - 1) + window - padding_before - padding_after + output_padding queries per axis: padding
-        is cropped from the output, and output_padding, at least 0, extends its end. For other arguments see `make`.
+        There are stride * (size - 1) + window - padding_before - padding_after + output_padding queries per axis: the
+        padding is cropped from the output, and output_padding (at least 0) extends its end. For the rest, see `make`.
 
         Raises:
             ValueError: If the padding leaves no output, or an argument is out of range.
@@ -201,8 +201,8 @@ class Grid:
         for size, step, (before, after), extra, extent in zip(sizes, strides, paddings, extras, window, strict=True):
             queries = step * (size - 1) + extent - before - after + extra
             if queries < 1:
-                got = f"padding {(before, after)} of {queries + before + after} outputs"
-                raise ValueError(bad("padding", "must leave at least one output", got))
+                got = f"padding {(before, after)} cropped from {queries + before + after} outputs"
+                raise ValueError(bad("padding", "must leave at least one output per axis", got, "Reduce the padding."))
             around = (max(extent - 1 - before, 0), max(extent - 1 - after + extra, 0))
             axes.append(Axis(size=size, queries=queries, padding=around, spacing=step, border="zero"))
         return Grid(tuple(axes))
@@ -273,13 +273,13 @@ class Grid:
         return image
 
     def at_queries(self, image: Tensor) -> Tensor:
-        """Sample an image (..., *sizes, c) at the queries, (..., *query sizes, c); each must coincide with a key."""
+        """Sample an image (..., *sizes, c) at the queries, (..., *query sizes, c); each query must be at a key."""
         for dim, axis in zip(range(-self.dims - 1, -1), self.axes, strict=True):
             last = axis.stride * (axis.queries - 1) + axis.offset
             if not torch.compiler.is_compiling() and (axis.offset < 0 or last >= axis.size or axis.spacing > 1):
-                requirement, fix = "content-based scores require a key at every query", "Use a position-only encoding."
+                requirement = "must not use content unless there is a key at the position of every query"
                 got = f"queries from {axis.offset} to {last} over {axis.size} keys with spacing {axis.spacing}"
-                raise ValueError(bad("encoding", requirement, got, fix))
+                raise ValueError(bad("encoding", requirement, got, "Use a position-only encoding."))
             if axis.stride > 1 or axis.offset > 0 or axis.queries != axis.size:
                 image = image.index_select(dim, axis.query_positions(image.device))
         return image
@@ -289,13 +289,13 @@ def per_axis(name: str, value: int | Sequence[int], dims: int, *, least: int) ->
     """Validate one integer per axis, each at least `least`; a single integer applies to every axis."""
     given = tuple(value) if isinstance(value, Sequence) else (value,) * dims
     if len(given) != dims or not all(is_index(v) and _plain(v) >= least for v in given):
-        requirement = f"must be an integer of at least {least}, or a sequence of {dims} of them"
+        requirement = f"must be an integer of at least {least}, or a sequence of {dims} such integers"
         raise ValueError(bad(name, requirement, repr(value)))
     return tuple(_plain(v) for v in given)
 
 
 def padding_pairs(padding: Padding, dims: int) -> tuple[tuple[int, int], ...]:
-    """Convert padding to (before, after) for every axis."""
+    """Convert padding to one (before, after) pair per axis."""
     given = list(padding) if isinstance(padding, Sequence) else [padding] * dims
     pairs = [tuple(v) if isinstance(v, Sequence) else (v, v) for v in given]
     numbers = [number for pair in pairs for number in pair]

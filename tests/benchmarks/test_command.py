@@ -40,7 +40,7 @@ def test_the_figures_of_the_documentation_are_drawn(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(compare, "memory_of", lambda name, case: Memory(2**20, 2**28, 2**19))
     main(["megapixel", "position-only", "--quick", "--out", str(tmp_path)])
     page = (tmp_path / "README.md").read_text()
-    assert "exponent of time over pixels, alpha 0.5" in page
+    assert "exponent of time over positions, alpha 0.5" in page
     for name in ("megapixel", "position-only"):
         assert f"({name}.svg)" in page
         assert (tmp_path / f"{name}.svg").is_file()

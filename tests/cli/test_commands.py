@@ -250,11 +250,11 @@ def test_demo_does_not_clear_other_folders(tmp_path: Path, run: Path, capsys: py
         ("evaluate nothing.safetensors", 1, ["model: must be", "checkpoint", "got nothing at nothing.safetensors"]),
         ("evaluate nosuch", 1, ["model: must be a preset, a run folder,", "got 'nosuch'. `attnconv models` lists"]),
         ("evaluate quadratic-digit", 1, ["Did you mean quadratic-digits"]),
-        ("evaluate quadratic-small --data-name digits", 2, ["must have the 3 channels"]),
+        ("evaluate quadratic-small --data-name digits", 2, ["must select the 3 channels"]),
         ("evaluate resnet18 --accelerator mps", 2, ["--accelerator: must be", "got 'mps'"]),
         ("evaluate quadratic-digits --batch-size 0", 2, ["--batch-size: must be", "got 0"]),
         ("report /nowhere", 1, ["/nowhere"]),
-        ("predict x.png quadratic-digits", 1, ["MODEL: must be stored with its classes"]),
+        ("predict x.png quadratic-digits", 1, ["MODEL: must contain class names"]),
         ("predict x.png --top 0", 2, ["--top: must be", "got 0"]),
     ],
 )
@@ -283,7 +283,7 @@ def test_predict_without_any_run_says_how_to_get_one(
 
 def test_an_existing_run_is_not_overwritten(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["train", "quadratic-digits", *TINY, "--out", str(run)]
-    assert "which contains a run. Pass --resume" in call(capsys, *words)[2]
+    assert "--out: must be new or empty" in call(capsys, *words)[2]
     assert call(capsys, *words, "--resume")[0] == 0  # complete: nothing left to do
 
 

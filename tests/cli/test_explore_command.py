@@ -116,7 +116,7 @@ def test_a_title_keeps_two_parts_of_a_path(name: str, title: str) -> None:
 def test_without_a_name_the_example_or_the_demo(home: Path, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status, out, _ = call(capsys, "--export", "shown")
     assert status == 0
-    assert "example of the package" in out
+    assert "bundled example" in out
     assert len(written(home / "shown").times) == 13  # it was trained
     status, _, err = call(capsys, "--data", "digits", "--export", "shown")
     assert status == 1

@@ -66,7 +66,7 @@ def test_it_says_what_goes_and_what_that_saves(
     assert drops == {
         "parameters": 16 * 16 + 6,
         "FLOPs, linear layers": saved,
-        "FLOPs, all operations": saved + 2 * 64 * 64 * 16,
+        "FLOPs, with dense attention": saved + 2 * 64 * 64 * 16,
     }
     assert "Can no longer express every 3 x 3 kernel: none of the layers that could." in out
     assert sorted(path.name for path in run.rglob("*")) == before
@@ -154,7 +154,7 @@ def test_the_pruned_folder_itself_can_be_resumed(pruned: Path, capsys: pytest.Ca
 
 def test_what_is_refused(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status, _, err = call(capsys, "prune", str(run), "--out", str(run))
-    assert (status, "--out: must be new" in err) == (1, True)
+    assert (status, "--out: must be a new or empty folder" in err) == (1, True)
     status, _, err = call(capsys, "prune", "resnet-digits")
     assert (status, "MODEL: must be an attention model" in err) == (1, True)
     status, _, err = call(capsys, "prune", "learned-small")

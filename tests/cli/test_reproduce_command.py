@@ -122,7 +122,7 @@ def test_observations_of_complete_runs_are_judged_against_their_own_start(finish
     assert list(centres["seeds"]) == ["42", "43"]
     assert centres["problems"] == []
     assert rows["overlap: 9 heads"]["problems"] == []  # the start that the seed makes is the recorded one
-    assert rows["mirror images"]["verdict"] == "cannot be said"
+    assert rows["mirror images"]["verdict"] == "undecided"
     text = (finished / "README.md").read_text(encoding="utf-8")
     assert "Observation 'mirror images': no complete run of learned. To train its runs: attnconv reproduce" in text
 

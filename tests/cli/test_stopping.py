@@ -59,7 +59,7 @@ def test_a_signal_in_training(
     with before_epoch(1, lambda: os.kill(os.getpid(), number)):
         status, out, err = call(capsys, *words)
     assert status == STATUS[number]
-    assert err.count(f"Stopped. The last complete epoch is kept in {folder}; --resume continues the run.\n") == 1
+    assert err.count(f"Stopped. The last checkpoint is kept in {folder}; --resume continues the run.\n") == 1
     assert "Traceback" not in err + out
     assert signal.getsignal(number) is before
     assert [line["epoch"] for line in RunFolder(folder).metrics()][-1] == 1

@@ -35,7 +35,7 @@ def test_every_wrong_flag_is_named_at_once(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("--test-curve yes", "arguments: must be PRESET, got 'quadratic-digits yes'"),
+        ("--test-curve yes", "arguments: must be flags and PRESET, got 'quadratic-digits yes'"),
         ("--test-curve=yes", "--test-curve: must be given without a value"),
         ("--widths 3", "--widths: must be a known setting, got (3,)"),
     ],

@@ -75,7 +75,7 @@ def test_what_is_no_convolution_is_refused() -> None:
     ("module", "error", "message"),
     [
         (nn.Linear(1, 1), TypeError, r"conv: .*got torch.nn.modules.linear.Linear"),
-        (nn.LazyConv2d(3, 3), TypeError, r"conv: .*got LazyConv2d, not materialised"),
+        (nn.LazyConv2d(3, 3), TypeError, r"conv: .*got an uninitialised LazyConv2d"),
         (nn.Conv1d(1, 1, 1, dtype=torch.complex64), TypeError, r"conv: .*got torch.complex64"),
         (
             nn.utils.parametrizations.weight_norm(nn.Conv2d(2, 2, 3)),
@@ -103,7 +103,7 @@ def test_a_convolution_with_a_forward_pass_of_its_own_is_refused() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return super().forward(x) * 2
 
-    with pytest.raises(TypeError, match=r"conv: .*got Standardised with its own forward"):
+    with pytest.raises(TypeError, match=r"conv: .*got Standardised with a custom forward"):
         from_conv(Standardised(1, 1, 1))
 
 
@@ -210,7 +210,7 @@ def test_hard_heads_anywhere_are_one_convolution(border: Border, padding: int, m
 
 def test_what_no_convolution_continues_is_refused() -> None:
     layer = hard(SelfAttention2d(1, 1, 1, border="reflect", padding=1), [[2, 0]])
-    with pytest.raises(ValueError, match=r"layer: .*got heads up to 2 pixels out"):
+    with pytest.raises(ValueError, match=r"layer: .*got heads up to 2 positions outside"):
         to_conv(layer)
     with pytest.raises(ValueError, match=r"layer: .*got soft heads"):
         to_conv(SelfAttention2d(1, 1, 1))

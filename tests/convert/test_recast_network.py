@@ -185,13 +185,13 @@ def test_modes_are_kept_and_copies_that_would_be_half_converted_are_refused() ->
 
 def test_models_that_are_not_ready_are_refused_with_their_place() -> None:
     conv = nn.Conv2d(1, 1, 1)
-    with pytest.raises(TypeError, match=r"1: .*got LazyBatchNorm2d, not materialised"):
+    with pytest.raises(TypeError, match=r"1: .*got an uninitialised LazyBatchNorm2d"):
         recast(nn.Sequential(conv, nn.LazyBatchNorm2d()))
-    with pytest.raises(ValueError, match=r"model: .*got OptimizedModule, compiled"):
+    with pytest.raises(ValueError, match=r"model: .*got a compiled OptimizedModule"):
         recast(torch.compile(conv, backend="eager"))  # type: ignore[arg-type]
     compiled = nn.Conv2d(1, 1, 1)
     compiled.compile(backend="eager")
-    with pytest.raises(ValueError, match=r"0: .*got Conv2d, compiled"):
+    with pytest.raises(ValueError, match=r"0: .*got a compiled Conv2d"):
         recast(nn.Sequential(compiled))
     other = nn.Conv2d(1, 1, 1)
     other.computed = other.weight * 2
@@ -260,12 +260,12 @@ def test_all_that_cannot_be_converted_is_named() -> None:
         def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:  # noqa: A002
             return super()._conv_forward(input, weight - weight.mean(), bias)
 
-    message = r"0: .*got Odd with its own _conv_forward\..* cannot be converted either: 2\."
+    message = r"0: .*got Odd with a custom _conv_forward\..* cannot be converted either: 2\."
     with pytest.raises(TypeError, match=message):
         recast(nn.Sequential(Odd(1, 1, 1), nn.Conv2d(1, 1, 1), Odd(1, 1, 1)))
     patched = nn.Conv2d(1, 1, 1)
     patched.forward = lambda input: input  # type: ignore[method-assign]  # noqa: A006
-    with pytest.raises(TypeError, match=r"model: .*got Conv2d with its own forward"):
+    with pytest.raises(TypeError, match=r"model: .*got Conv2d with a custom forward"):
         recast(patched)
     pruned = prune.random_unstructured(nn.Conv2d(1, 2, 1), "bias", 1)
     with pytest.raises(ValueError, match=r"model: .*got Conv2d with a computed bias"):
@@ -308,13 +308,13 @@ def test_a_convolution_alone_is_a_network() -> None:
 def test_what_cannot_be_recast_is_refused_with_its_place() -> None:
     with pytest.raises(ValueError, match=r"model: .*got Linear"):
         recast(nn.Linear(1, 1))
-    with pytest.raises(TypeError, match=r"1\.0: .*got LazyConv2d, not materialised"):
+    with pytest.raises(TypeError, match=r"1\.0: .*got an uninitialised LazyConv2d"):
         recast(nn.Sequential(nn.Conv2d(1, 1, 1), nn.Sequential(nn.LazyConv2d(1, 1))))
     tied = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ConvTranspose2d(4, 3, 3))
     tied[1].weight = tied[0].weight
-    with pytest.raises(ValueError, match=r"1: .*got 0"):
+    with pytest.raises(ValueError, match=r"1: .*got a weight shared with '0'"):
         recast(tied)
-    with pytest.raises(ValueError, match=r"1: .*got 0"):
+    with pytest.raises(ValueError, match=r"1: .*got a weight shared with '0'"):
         recast(nn.Sequential(tied[0], tied[1]), only=["0"])
     with pytest.raises(ValueError, match=r"0: conv: .*dtype"):
         recast(nn.Sequential(nn.Conv1d(1, 1, 2, dilation=301, dtype=torch.bfloat16)))

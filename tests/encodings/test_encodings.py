@@ -126,7 +126,7 @@ def test_singular_precisions_have_no_covariance_but_attend_all_the_same() -> Non
     encoding, grid = GeneralizedQuadratic(2), Grid.make((3, 3))
     with torch.no_grad():
         encoding.root_precision[1] = 0
-    with pytest.raises(ValueError, match=r"root_precision: .*got singular heads \[1\]"):
+    with pytest.raises(ValueError, match=r"root_precision: .*got singular matrices for heads \[1\]"):
         _ = encoding.gaussians().covariance
     rows = encoding.operator(grid, torch.zeros(1, 3, 3, 1)).to_dense()
     torch.testing.assert_close(rows[0, 1], torch.full((9, 9), 1 / 9))

@@ -149,7 +149,7 @@ def test_the_choice_is_by_held_out_images_and_both_recipes_are_run(trainer: Trai
     assert record["trials"][2]["changes"] == {"optim": {"learning_rate": 0.004}}
     assert "test" not in record["trials"][0]
     shown = (tmp_path / "out" / "table.md").read_text()
-    assert "| quadratic | fast | 7 | 49.60% ± 0.00 |" in shown
+    assert "| quadratic | fast | 7 | 49.60 % ± 0.00 |" in shown
     assert shown.count("**") == 4  # one candidate of each network
     kept = [tmp_path / "out" / network for network in ("quadratic", "resnet18")]
     assert [RunFolder(folder).settings().preset for folder in kept] == ["quadratic-mini-fast", "resnet18-mini-decay"]

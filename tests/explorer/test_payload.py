@@ -278,7 +278,7 @@ class TestContent:
 class TestArguments:
     def test_pictures_are_made_or_taken(self) -> None:
         found = read_payload(payload(own(Quadratic(4)), images()))
-        assert found.names == ("image 1", "image 2")
+        assert found.names == ("image 0", "image 1")
         assert found.images.shape == (2, *SIZES, 3)
         assert (int(found.images.min()), int(found.images.max())) == (0, 255)
         pixels = torch.zeros(2, 10, 14, 3, dtype=torch.uint8)
@@ -367,14 +367,14 @@ class TestBroken:
             (lambda m, t: m.update(layers=[]), r"got .*\$.layers"),
             (lambda m, t: m.update(title=3), r"got .*int.*\$.title"),
             (lambda m, t: m.update(patch=[1]), r"got .*\$.patch"),
-            (lambda m, t: m.update(images=[]), "images .*uint8 of 0 x 5 x 7 x 3, got .*2, 5, 7, 3"),
+            (lambda m, t: m.update(images=[]), "images .*uint8 of shape 0 x 5 x 7 x 3, got .*2, 5, 7, 3"),
             (lambda m, t: m["layers"][0].update(kind="magic"), r"got .*'magic'.*\$.layers\[0\].kind"),
             (lambda m, t: m["layers"][0].update(heads=True), r"got .*bool.*\$.layers\[0\].heads"),
             (lambda m, t: m["layers"][0].update(heads=5), "statistics.heads.best row must be"),
             (lambda m, t: m["layers"][0].update(tensors={"key": 3}), r"got .*int.*\$.layers\[0\].tensors"),
             (
                 lambda m, t: m["layers"][0].update(heads=5, statistics={"heads": {}, "layer": {}}),
-                "0.query .*float16 of 2 x 5 x 35 x 8, got .*2, 4, 35, 8",
+                "0.query .*float16 of shape 2 x 5 x 35 x 8, got .*2, 4, 35, 8",
             ),
             (lambda m, t: m["layers"][0].update(sizes=[5, -7]), r"got .*\$.layers\[0\].sizes\[1\]"),
             (lambda m, t: m["layers"][0].update(statistics=[]), r"got .*\$.layers\[0\].statistics"),

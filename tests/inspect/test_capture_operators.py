@@ -123,5 +123,5 @@ def test_bad_input() -> None:
             out: Tensor = self.layer(x.flatten(2))
             return out
 
-    with pytest.raises(ValueError, match=r"model: .*got 1 axes"):
+    with pytest.raises(ValueError, match=r"model: .*got a grid of \(16,\) positions"):
         mean_query_maps(Flat(), images, places=[(0.5, 0.5)])

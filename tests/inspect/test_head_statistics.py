@@ -168,7 +168,7 @@ def test_bad_input() -> None:
         running.result()
     running.add(operator)
     before = running.result()
-    with pytest.raises(ValueError, match="operator: must have the grid"):
+    with pytest.raises(ValueError, match="operator: must have the same grid"):
         running.add(OPERATORS["dense"](Grid.make((4,)), DOUBLE, 1)[0])
     torch.testing.assert_close(running.result().entropy, before.entropy, rtol=0, atol=0)  # nothing half added
     with pytest.raises(dataclasses.FrozenInstanceError):

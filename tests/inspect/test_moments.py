@@ -321,7 +321,7 @@ def test_bad_input() -> None:
     operator, _ = OPERATORS["dense"](Grid.make((3,)), DOUBLE, 1)
     with pytest.raises(ValueError, match=r"queries: .*got 0"):
         attention_moments(operator, queries=torch.tensor([], dtype=torch.int64))
-    with pytest.raises(ValueError, match=r"queries: .*got 0 \.\. 3"):
+    with pytest.raises(ValueError, match=r"queries: .*got values from 0 to 3"):
         attention_moments(operator, queries=torch.tensor([0, 3]))
     with pytest.raises(TypeError, match=r"queries: .*got list"):
         attention_moments(operator, queries=[0.5])  # type: ignore[list-item]

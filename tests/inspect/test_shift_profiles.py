@@ -228,7 +228,7 @@ def test_bad_input() -> None:
     operator = OPERATORS["dense"](Grid.make((3,)), DOUBLE, 1)[0]
     with pytest.raises(ValueError, match=r"queries: .*got 0"):
         shift_profile(operator, queries=torch.tensor([], dtype=torch.int64))
-    with pytest.raises(ValueError, match=r"queries: .*got 0 \.\. 3"):
+    with pytest.raises(ValueError, match=r"queries: .*got values from 0 to 3"):
         shift_profile(operator, queries=torch.tensor([0, 3]))
     running = RunningShiftProfile()
     with pytest.raises(ValueError, match=r"operator: .*got none"):

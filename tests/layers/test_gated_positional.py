@@ -216,7 +216,7 @@ def test_other_modules_are_refused() -> None:
     ("arguments", "message"),
     [
         ({"channels": 0}, "channels: must be .* got 0"),
-        ({"heads": 3}, "heads: must divide the 8 channels, got 3"),
+        ({"heads": 3}, r"heads: must divide the number of channels \(8\), got 3"),
         ({"output_dropout": 1.0}, r"output_dropout: must be .* got 1\.0"),
         ({"locality_strength": 0}, "locality_strength: .*got 0"),
     ],
@@ -230,8 +230,8 @@ def test_wrong_arguments_are_named(arguments: dict[str, Any], message: str) -> N
 @pytest.mark.parametrize(
     ("shape", "sizes", "message"),
     [
-        ((1, 9, 7), None, r"x: must be \(batch, tokens, 8 channels\), got shape \(1, 9, 7\)"),
-        ((9, 8), None, r"x: must be \(batch, tokens, 8 channels\), got shape \(9, 8\)"),
+        ((1, 9, 7), None, r"x: must be of shape \(batch, tokens, 8\), got shape \(1, 9, 7\)"),
+        ((9, 8), None, r"x: must be of shape \(batch, tokens, 8\), got shape \(9, 8\)"),
         ((1, 10, 8), None, r"x: .*got 10 tokens"),
         ((1, 0, 8), None, r"x: .*got 0 tokens"),
         ((1, 10, 8), (3, 3), r"sizes: .*got \(3, 3\)"),

@@ -89,7 +89,7 @@ def test_a_checkpoint_of_another_preset_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=message):
         load_weights(build(TINY_RESNET), read_checkpoint(path))
     wider = build(replace(TINY, mlp_width=16))
-    message = r"got .*blocks\.0\.mlp_in\.weight.* shape torch\.Size\(\[8, 8\]\) .*\[16, 8\].*another preset"
+    message = r"got .*blocks\.0\.mlp_in\.weight.* shape torch\.Size\(\[8, 8\]\) .*\[16, 8\].*different preset"
     with pytest.raises(ValueError, match=message):
         load_weights(wider, read_checkpoint(path))
 

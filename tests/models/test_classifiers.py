@@ -255,7 +255,7 @@ def test_wrong_settings_are_named_together() -> None:
 @pytest.mark.parametrize(
     ("images", "error", "message"),
     [
-        (torch.zeros(2, 3, 8, 8, dtype=torch.uint8), TypeError, r"images: must be floating point, got torch\.uint8"),
+        (torch.zeros(2, 3, 8, 8, dtype=torch.uint8), TypeError, r"images: must be a floating.*, got torch\.uint8"),
         (torch.zeros(3, 8, 8), ValueError, r"images: must have shape .*, got shape \(3, 8, 8\)\. Add a batch axis"),
         (torch.zeros(2, 3, 8, 8, 1), ValueError, r"images: must have shape .*, got shape \(2, 3, 8, 8, 1\)"),
         (torch.zeros(2, 1, 8, 8), ValueError, r"images: must have shape .*, got shape \(2, 1, 8, 8\)"),

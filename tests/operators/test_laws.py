@@ -145,7 +145,7 @@ def _detached(operator: AttentionOperator) -> AttentionOperator:
 @pytest.mark.parametrize("name", ["dense", "kronecker", "shift", "toeplitz", "content"])
 def test_queries_outside_the_grid_are_refused(name: str) -> None:
     operator, _ = OPERATORS[name](Layout((2, 3), "zero").grid(), DOUBLE, 1)
-    with pytest.raises(ValueError, match=r"queries: .*got 0 \.\. 6"):
+    with pytest.raises(ValueError, match=r"queries: .*got values from 0 to 6"):
         operator.rows(torch.tensor([0, 6]))
-    with pytest.raises(ValueError, match=r"queries: .*got -1 \.\. 0"):
+    with pytest.raises(ValueError, match=r"queries: .*got values from -1 to 0"):
         operator.padding_mass(torch.tensor([-1, 0]))

@@ -94,7 +94,7 @@ class TestClaims:
 
     def test_without_runs_nothing_is_said(self) -> None:
         found = answers({})
-        assert {one.verdict for one in found.values()} == {"cannot be said"}
+        assert {one.verdict for one in found.values()} == {"undecided"}
         assert found["content"].problems == ("no complete run of learned-content",)
         table = table_of_observations(list(found.values())).table
         assert {row[3] for row in table.rows} == {"-"}
@@ -105,12 +105,12 @@ class TestVerdicts:
     def test_seeds_that_disagree_cannot_say(self) -> None:
         assert vote([True, True, True]) == "holds"
         assert vote([False, False]) == "not seen"
-        assert vote([True, False]) == vote([True, None]) == vote([]) == "cannot be said"
+        assert vote([True, False]) == vote([True, None]) == vote([]) == "undecided"
 
     def test_a_gain_is_judged_by_its_interval(self) -> None:
         assert no_gain([-0.01, -0.011, -0.009]) == "holds"
         assert no_gain([MARGIN, MARGIN + 0.001, MARGIN - 0.001]) == "does not hold"
-        assert no_gain([0.0, 0.02, -0.02]) == no_gain([-0.5]) == "cannot be said"
+        assert no_gain([0.0, 0.02, -0.02]) == no_gain([-0.5]) == "undecided"
 
 
 class TestHeads:
@@ -147,7 +147,7 @@ class TestHeads:
         monkeypatch.setattr(run_data, "IMAGES", 4)
         run = make_run(tmp_path / "run", replace(SMALL, encoding="learned-content"))
         found = answers({"learned-content": [run]})
-        assert found["fixed shifts: learned + content"].verdict == "cannot be said"  # layers 2 and 3 of two
+        assert found["fixed shifts: learned + content"].verdict == "undecided"  # layers 2 and 3 of two
         assert all(0 <= share <= 1 for share in found["content"].found[42].layers)
 
     @pytest.mark.parametrize(("axis", "verdict"), [(1, "holds"), (0, "not seen")])
@@ -212,7 +212,7 @@ class TestAccuracies:
         del result["start"]
         write_json(pruned[PRUNED][0].result_file, result)
         dip = judged(pruned)["dip after pruning"]
-        assert dip.verdict == "cannot be said"
+        assert dip.verdict == "undecided"
         assert "start weights, got " in dip.problems[0]
 
     def test_accuracies_are_compared_seed_by_seed(self, tmp_path: Path) -> None:

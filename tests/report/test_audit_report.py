@@ -100,7 +100,7 @@ class TestPage:
         tokens = torch.randn(2, 30, 8)
         found = audit(nn.TransformerEncoderLayer(8, 2, 8, batch_first=True).eval(), 0.1 * tokens, grid=(6, 5))
         page = write_audit(found, tmp_path, title="uniform").read_text(encoding="utf-8")
-        assert "Nearly uniform (no shift has twice the uniform attention 1/30): heads 0, 1." in page
+        assert "Nearly uniform heads (less than 2/30 at every shift): 0, 1." in page
 
     def test_three_axes_are_named_and_not_drawn(self, tmp_path: Path) -> None:
         write_audit(of_axes(SelfAttention3d(3, 3, heads=2), 4, 5, 6), tmp_path, title="three")

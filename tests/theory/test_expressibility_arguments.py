@@ -41,10 +41,18 @@ def test_bad_options(options: dict[str, Any], message: str) -> None:
     [
         (rows(2, 4, 4), {}, r"sizes: .*got None"),
         (rows(2, 4, 4), {"sizes": (2, 2), "x": rows(1, 1, 2, 2)}, r"x: .*got shape \(1, 1, 2, 2\)"),
-        (rows(2, 5, 5), {"sizes": (2, 2)}, r"attention: must end in \(4, 4\).*got shape \(2, 5, 5\).*class tokens"),
-        (rows(4, 4), {"sizes": (2, 2)}, r"attention: must end in \(4, 4\).*got shape \(4, 4\)"),
+        (
+            rows(2, 5, 5),
+            {"sizes": (2, 2)},
+            r"attention: must have shape .* heads, 4, 4\).*got shape \(2, 5, 5\).*class tokens",
+        ),
+        (rows(4, 4), {"sizes": (2, 2)}, r"attention: must have shape .* heads, 4, 4\).*got shape \(4, 4\)"),
         (rows(0, 4, 4), {"sizes": (2, 2)}, r"attention: .*got shape \(0, 4, 4\)"),
-        (rows(2, 4, 4), {"sizes": (2, 2), "stride": 2}, r"attention: must end in \(1, 4\).*got shape \(2, 4, 4\)"),
+        (
+            rows(2, 4, 4),
+            {"sizes": (2, 2), "stride": 2},
+            r"attention: must have shape .* heads, 1, 4\).*got shape \(2, 4, 4\)",
+        ),
         (rows(2, 4, 4) / 0, {"sizes": (2, 2)}, r"attention: must have finite rows, got NaN or infinite"),
         (rows(2, 4, 4), {"sizes": (2, 2), "kernel_size": 0}, r"kernel_size: .*got 0"),
     ],

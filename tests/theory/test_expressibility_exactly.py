@@ -175,5 +175,5 @@ def test_content_layers_need_one_phi_for_all_images() -> None:
     alone = [can_express(layer, (2, 3), x=image[None]) for image in x]
     assert both.uniform.residuals.everywhere**2 >= np.mean([one.uniform.residuals.everywhere**2 for one in alone])
     assert both.each_query.everywhere == pytest.approx(max(one.each_query.everywhere for one in alone))
-    with pytest.raises(ValueError, match=r"x: .*got none for Learned"):
+    with pytest.raises(ValueError, match=r"x: .*got None for Learned"):
         can_express(layer, (2, 3), sizes=(4, 5))

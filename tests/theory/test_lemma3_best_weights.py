@@ -218,7 +218,7 @@ CONV = nn.Conv2d(2, 3, 3, padding=1, dtype=DOUBLE)
             soft(),
             nn.Conv2d(2, 3, 3, dtype=DOUBLE),
             {},
-            r"conv: .*outputs.*\(5, 5\), got \(3, 3\)",
+            r"conv: .*output size.*\(5, 5\), got \(3, 3\)",
         ),
         (
             soft(),
@@ -231,7 +231,7 @@ CONV = nn.Conv2d(2, 3, 3, padding=1, dtype=DOUBLE)
             soft(4, 4, groups=2),
             nn.Conv2d(4, 4, 3, padding=1, groups=4, dtype=DOUBLE),
             {},
-            r"conv: .*2 groups, got 4",
+            r"conv: .*groups \(2\), got 4",
         ),
     ],
 )

@@ -155,11 +155,12 @@ def test_downloads_and_epochs_are_shown(terminal: bool, monkeypatch: pytest.Monk
     progress.say("done")
     progress.close()
     text = stream.getvalue()
-    assert "train 25.0% · validation 25.0%" in text
+    assert "accuracy: train 25.0%, validation 25.0%" in text
     assert "done" in text
     if not terminal:
         assert text.splitlines()[:2] == ["downloading: 0 of 1000 MB", "downloading: 100 of 1000 MB"]
-        assert "epoch 1/2   train 25.0% · validation 25.0%   loss 0.5000   rate 0.1   7 s\n" in text
+        numbers = "accuracy: train 25.0%, validation 25.0%   loss 0.5000   learning rate 0.1   7 s elapsed"
+        assert f"epoch 1/2   {numbers}\n" in text
 
 
 def test_nothing_is_shown_that_is_not_asked_for(capsys: pytest.CaptureFixture[str]) -> None:

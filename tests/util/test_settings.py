@@ -154,11 +154,11 @@ def test_only_the_command_line_knows_flags() -> None:
 @pytest.mark.parametrize(
     ("hint", "text"),
     [
-        (Count | None, "a whole number from 1 to 65,536, or None"),
+        (Count | None, "an integer from 1 to 65,536, or None"),
         (Positive, "a finite number above 0"),
         (Fraction, "a finite number of at least 0 and below 1"),
-        (Counts, "one or more whole numbers from 1 to 65,536"),
-        (tuple[str, ...], "a list of texts"),
+        (Counts, "one or more integers from 1 to 65,536"),
+        (tuple[str, ...], "a list of strings"),
         (Literal["b", "a"], "one of a, b"),
         (Path, "a path"),
         (bool, "True or False"),

@@ -21,7 +21,7 @@ def test_everything_is_trained_once_and_written(
     status, out, _ = call(capsys, "reproduce", "--scale", "tiny", "--out", str(tmp_path))
     assert status == 0
     assert "7 of 7 runs to train, on digits." in out
-    assert "per layer [1, 1], by the threshold of the code" in out
+    assert "pruned per layer [1, 1], by the threshold of the code" in out
     assert len(list((tmp_path / "figures").glob("figure-*.png"))) == 14
     rows = tables(tmp_path)
     assert all(row["here"]["accuracy"] is not None for row in rows)

@@ -93,9 +93,9 @@ export const checks = {
     await go(8);
     assert.match(await words(page), /not at the border/);
     await page.getByRole("combobox", { name: /Padding/ }).selectOption("zero");
-    assert.match(await words(page), /layer equals the convolution\.$/);
+    assert.match(await words(page), /layer is equivalent to the convolution\.$/);
     await button(page, "One head missing").click();
-    assert.match(await words(page), /does not equal the convolution/);
+    assert.match(await words(page), /is not equivalent to the convolution/);
     await go(10);
     await page.getByRole("slider", { name: /content/ }).focus();
     await page.keyboard.press("Home");

@@ -64,7 +64,7 @@ test("a layer's summary", () => {
     aboutLayer({ ...payload, manifest: { ...payload.manifest, layers: [{ ...layer, ...changed }] }, of: () => queries }, 0);
   expect(about({})).toBe(
     "stored rows · Attention · 2 × 3 tokens + 5 class tokens and registers · 20% of attention on class tokens and registers" +
-      " · rows stored for 2 of 6 queries, the nearest is shown",
+      " · rows stored for 2 of 6 queries, the nearest one is shown",
   );
   expect(about({ prefix: 1, sizes: [1, 2] })).toBe(
     "stored rows · Attention · 1 × 2 tokens + 1 class token · 20% of attention on the class token",

@@ -39,4 +39,4 @@ def write_atomically(path: Path, content: bytes) -> None:
 def cannot_write(path: Path, size: int, error: OSError, kept: str) -> OSError:
     """Return the system's error with the file's name and a sentence about the file's current content."""
     got = f"{error.strerror} for {path}"
-    return OSError(error.errno, bad("path", f"must have room for {size:,} bytes".replace(",", " "), got, kept))
+    return OSError(error.errno, bad("path", f"must accept {size:,} bytes".replace(",", " "), got, kept))

@@ -27,13 +27,13 @@ def bad(argument: str, requirement: str, got: object, fix: str = "", *, origin: 
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Suggest the known names that are similar to a misspelt one; empty if there are none."""
+    """Suggest known names that are similar to a misspelt one; return an empty string if there are none."""
     near = difflib.get_close_matches(word, known, n=3, cutoff=0.5)
     return f"Did you mean {' or '.join(near)}?" if near else ""
 
 
 def printable(text: str, *, lines: bool = False) -> str:
-    """Escape non-printable characters, with which file names could control a terminal; `lines` keeps newlines."""
+    """Escape non-printable characters, with which file names could control a terminal; `lines` keeps line breaks."""
     return "".join(
         c if c.isprintable() or (lines and c == "\n") else c.encode("unicode_escape").decode("ascii") for c in text
     )

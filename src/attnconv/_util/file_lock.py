@@ -32,7 +32,7 @@ else:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     def _release() -> None:
-        """Close the locked files in a forked process, which would keep the locks if its parent were killed."""
+        """Close the locked files in a forked process, which would otherwise keep locks if its parent were killed."""
         for file in list(_open_files):
             file.close()
 

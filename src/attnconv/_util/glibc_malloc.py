@@ -1,4 +1,4 @@
-"""Settings of glibc's memory allocator for training and benchmarks, which have no effect except on Linux.
+"""Settings of glibc's memory allocator for training and benchmarks, with no effect except on Linux.
 
 By default, whether glibc keeps freed blocks or returns them to the system depends on the history of the process. This
 changes the time of the same computation by up to a factor of two, and its memory by up to a third.
@@ -39,7 +39,7 @@ def freed_memory_kept() -> Iterator[None]:
 
 
 def map_large_blocks() -> None:
-    """Allocate each block of at least 1 MiB by `mmap`, so that peak memory includes no fragmentation."""
+    """Allocate each block of at least 1 MiB with `mmap`, so that peak memory includes no fragmentation."""
     _allocator("mallopt", _MMAP_THRESHOLD, 2**20)
 
 

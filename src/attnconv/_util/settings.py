@@ -39,7 +39,7 @@ Text = Annotated[str, Meta(min_length=1)]
 
 @dataclass(frozen=True)
 class Problem:
-    """An invalid setting; `str` gives the error message.
+    """Invalid setting; `str` returns the error message.
 
     `name` is dotted, such as `optim.learning_rate`. In `conflicts`, an empty `got` stands for the field's value.
     """
@@ -76,7 +76,7 @@ def check(settings: Any, name: str = "") -> None:
 def read(hint: Any, values: Any, *, name: str = "", origin: str = "") -> Any:
     """Create an instance of a class, or of a union of classes with a `kind`, from plain JSON values.
 
-    Missing fields have their defaults, and the names in a class's `ignored` are skipped. Raises `SettingsError` with
+    Missing fields take their defaults, and the names in a class's `ignored` are skipped. Raises `SettingsError` with
     all problems; `origin` describes the source of the values.
     """
     settings, found = _value(hint, values, name)
@@ -178,14 +178,14 @@ def _join(name: str, field: str) -> str:
 
 @cache
 def describe(hint: Any) -> str:
-    """Describe the valid values as part of a sentence, such as 'a whole number from 1 to 65,536, or None'."""
+    """Describe the valid values as part of a sentence, such as 'an integer from 1 to 65,536, or None'."""
     return _described(inspect.type_info(hint))
 
 
 def _described(kind: inspect.Type, *, several: bool = False) -> str:
     match kind:
         case inspect.IntType():
-            return ("whole numbers" if several else "a whole number") + _range(kind)
+            return ("integers" if several else "an integer") + _range(kind)
         case inspect.FloatType():
             return ("finite numbers" if several else "a finite number") + _range(kind)
         case inspect.LiteralType(values=values):
@@ -200,7 +200,7 @@ def _described(kind: inspect.Type, *, several: bool = False) -> str:
         case inspect.BoolType():
             return "True or False"
         case inspect.StrType(min_length=least):
-            return "texts" if several else "text that is not empty" if least else "text"
+            return "strings" if several else "a non-empty string" if least else "a string"
     return "paths" if several else "a path"
 
 

@@ -20,7 +20,7 @@ def is_real(value: object) -> bool:
 
 
 def is_index(value: object) -> TypeGuard[SupportsIndex]:
-    """Return whether a value is a whole number (int, NumPy integer, SymInt), but not a bool or an array."""
+    """Return whether a value is an integer (int, NumPy integer, SymInt), but not a bool or an array."""
     if isinstance(value, int):  # first, since a SymInt lacks the attributes below
         return not isinstance(value, bool)
     indexable = isinstance(value, SupportsIndex) and not isinstance(value, type)  # `int` itself has __index__
@@ -28,15 +28,15 @@ def is_index(value: object) -> TypeGuard[SupportsIndex]:
 
 
 def whole(name: str, value: object, minimum: int, maximum: int = LARGEST) -> int:
-    """Convert a whole number to int; raise `TypeError` for other values and `ValueError` outside the range."""
+    """Convert an integer to int; raise `TypeError` for other values and `ValueError` outside the range."""
     try:
         number = operator.index(value) if is_index(value) else None
-    except TypeError:  # raised by floats of NumPy and torch
+    except TypeError:  # raised by floats from NumPy and torch
         number = None
     if number is None:
-        raise TypeError(bad(name, f"must be a whole number of at least {minimum}", repr(value)))
+        raise TypeError(bad(name, f"must be an integer of at least {minimum}", repr(value)))
     if number < minimum:
-        raise ValueError(bad(name, f"must be a whole number of at least {minimum}", number))
+        raise ValueError(bad(name, f"must be an integer of at least {minimum}", number))
     if number > maximum:
         raise ValueError(bad(name, f"must be at most {maximum}", number))
     return number
@@ -46,7 +46,7 @@ def indices(name: str, values: object, count: int) -> list[int]:
     """Convert indices below `count` to ints, without duplicates, in the order given."""
     found = list(values) if isinstance(values, Iterable) else None
     if found is None or not all(is_index(value) and 0 <= operator.index(value) < count for value in found):
-        raise ValueError(bad(name, f"must be a list of whole numbers from 0 to {count - 1}", found or repr(values)))
+        raise ValueError(bad(name, f"must be a list of integers from 0 to {count - 1}", found or repr(values)))
     return list(dict.fromkeys(map(operator.index, found)))
 
 
@@ -59,14 +59,14 @@ def check_module(model: object, argument: str = "model") -> None:
 def check_tensor(images: object, argument: str = "images") -> None:
     """Raise an error unless the argument is a tensor with a batch axis."""
     if not isinstance(images, Tensor):
-        raise TypeError(bad(argument, "must be a tensor, (b, c, height, width)", type(images).__name__))
+        raise TypeError(bad(argument, "must be a tensor of shape (b, c, height, width)", type(images).__name__))
     if images.dim() < 2:
         fix = "Add a batch axis with images[None]."
         raise ValueError(bad(argument, "must have a batch axis first", f"shape {tuple(images.shape)}", fix))
 
 
 def check_dense(images: object, argument: str = "images", *, least: int = 0, dims: int | None = None) -> None:
-    """Raise an error unless the argument is a dense floating-point batch of images with `dims` axes."""
+    """Raise an error unless the argument is a dense floating-point batch of images with `dims` spatial axes."""
     check_tensor(images, argument)
     assert isinstance(images, Tensor)
     if images.layout != torch.strided:
@@ -77,8 +77,8 @@ def check_dense(images: object, argument: str = "images", *, least: int = 0, dim
     if images.is_meta:
         raise ValueError(bad(argument, "must have data", "a tensor on the meta device"))
     if dims is not None and images.dim() != dims + 2:
-        raise ValueError(bad(argument, f"must have {dims} axes, (b, c, *sizes)", f"shape {tuple(images.shape)}"))
+        raise ValueError(bad(argument, f"must have {dims + 2} axes, (b, c, *sizes)", f"shape {tuple(images.shape)}"))
     if 0 in images.shape[1:]:
-        raise ValueError(bad(argument, "must have pixels", f"shape {tuple(images.shape)}"))
+        raise ValueError(bad(argument, "must not be empty", f"shape {tuple(images.shape)}"))
     if len(images) < least:
-        raise ValueError(bad(argument, f"must contain at least {least}", len(images)))
+        raise ValueError(bad(argument, f"must contain at least {least} images", len(images)))

@@ -1,8 +1,8 @@
 """Command-line interface: `attnconv COMMAND`, with one module per command.
 
 Each module has a dataclass `Arguments` and a function `run`. Commands import torch only in `run`, so that `--help` is
-fast. Errors that a user can cause are printed without a traceback; the exit status is 2 for invalid arguments and 1 for
-any other failure.
+fast. Errors that a user can cause are printed without a traceback. The exit status is 2 for arguments that cannot be
+parsed and for invalid settings, and 1 for any other failure.
 """
 
 import importlib
@@ -18,20 +18,20 @@ from attnconv._util.settings import SettingsError
 from attnconv.cli.parsing import in_flags, parse
 
 COMMANDS = {
-    "demo": "convert a convolution to attention and train a small model, in three minutes",
+    "demo": "convert a convolution to attention and train a model in under three minutes",
     "train": "train a preset and write a run folder",
     "evaluate": "measure the test accuracy of a model",
     "predict": "classify an image",
-    "report": "draw the figures of a run and an HTML page",
-    "reproduce": "train the paper's models and draw its figures and tables",
+    "report": "draw the figures of a run, and write an HTML page",
+    "reproduce": "train the models of the paper, and reproduce its figures and tables",
     "prove": "compare convolutions with equivalent attention layers",
     "recast": "replace the convolutions of a network with attention",
     "audit": "measure how convolutional the attention of a model is",
     "explore": "inspect the heads of a model on an interactive page",
     "prune": "remove degenerate heads from a trained model",
-    "calibrate": "measure the speed of this machine so that layers can choose the faster algorithm",
-    "models": "list the presets with their parameters and FLOPs",
-    "completion": "print a completion script for a shell",
+    "calibrate": "measure this machine's speed so that layers can choose the faster algorithm",
+    "models": "list the presets with their parameter and FLOP counts",
+    "completion": "print a shell completion script",
 }
 _WIDTH = max(map(len, COMMANDS))
 _COMMANDS = "\n".join(f"  {name:<{_WIDTH}}  {text}" for name, text in COMMANDS.items())
@@ -58,7 +58,7 @@ examples:
   attnconv explore runs/first
   attnconv reproduce --scale tiny
   attnconv recast torchvision:resnet18 --pretrained --out resnet18.safetensors
-  attnconv audit timm:vit_tiny_patch16_224 --pretrained --data pictures
+  attnconv audit timm:vit_tiny_patch16_224 --pretrained --data PATH/TO/IMAGES
 """
 
 
@@ -93,7 +93,7 @@ def _status(words: list[str]) -> int:
 
 
 class TerminatedError(KeyboardInterrupt):
-    """SIGTERM, which ends a command like Ctrl-C but with its own exit status."""
+    """Interruption by SIGTERM, which has a different exit status from Ctrl-C."""
 
 
 def _terminate(*_: object) -> None:

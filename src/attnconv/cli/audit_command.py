@@ -1,4 +1,4 @@
-"""`attnconv audit MODEL`: measure how convolutional each attention layer is, and write a page with figures."""
+"""`attnconv audit MODEL`: measure how convolutional the attention of a model is, and write a page with figures."""
 
 import re
 import shlex
@@ -11,31 +11,31 @@ from attnconv.cli.image_inputs import AttentionOptions, Subject, require_positio
 from attnconv.cli.output import mark, print_table, print_text, require_room
 from attnconv.cli.parsing import Positional
 
-ON_SCREEN = 6  # columns, layer to coverage, that fit into 80 characters; the page has all of them
+ON_SCREEN = 6  # number of columns, layer to coverage, that fit in 80 characters; the page has all columns
 
 
 @dataclass(frozen=True, kw_only=True)
 class Arguments(AttentionOptions):
     """Measure how convolutional the attention of a model is, and write a page with figures.
 
-    Each attention layer gets a score from 0 (uniform or random attention) to 1 (a convolution), and statistics are
-    computed for each head.
+    Each attention layer gets a score from 0 (uniform attention) to 1 (a convolution), and statistics are computed for
+    each head.
 
     Examples:
         attnconv audit runs/quadratic-digits --data digits
-        attnconv audit timm:vit_tiny_patch16_224 --pretrained --data pictures
-        attnconv audit hf:facebook/deit-tiny-patch16-224 --pretrained --data pictures
-        attnconv audit my_package.models:network --data pictures --image-size 192x256
+        attnconv audit timm:vit_tiny_patch16_224 --pretrained --data PATH/TO/IMAGES
+        attnconv audit hf:facebook/deit-tiny-patch16-224 --pretrained --data PATH/TO/IMAGES
+        attnconv audit my_package.models:network --data PATH/TO/IMAGES --image-size 192x256
 
     Attributes:
         model: Preset, run folder, checkpoint, timm:NAME, hf:NAME, torchvision:NAME or package.module:function.
-        data: Input images: a folder of image files (searched recursively), digits or cifar10. The default is noise, for
-            models whose attention depends only on positions.
-        queries: Maximum number of queries to measure in each image.
-        skip_unreadable: Skip and list attention layers that cannot be read, such as pooling heads, instead of raising
-            an error.
-        out: Output folder, which must be new or from an earlier audit. The default is audits/MODEL.
-        publication: Also write the figures as PDF, omit their titles, and keep the text in SVG files editable.
+        data: Input images: a folder of image files (searched recursively), digits or cifar10. Required
+            unless attention depends only on positions; the default is then noise.
+        queries: Maximum number of queries to measure per image.
+        skip_unreadable: Skip and list attention layers that cannot be read, such as pooling heads, instead of
+            stopping with an error.
+        out: Output folder. It must be new, empty or written by an earlier audit. The default is audits/MODEL.
+        publication: Prepare figures for print: add PDF files, omit titles, and keep the text of SVG files editable.
     """
 
     model: Positional[str]
@@ -73,10 +73,10 @@ def run(arguments: Arguments) -> None:
     about = f"{source[:1].upper()}{source[1:]}. {about}"
     for omission in found.omissions():
         print(omission)
-    print_text(about)  # as the title of a table it would be wrapped at the table's width
+    print_text(about)  # the title of a table would be wrapped to the width of the table
     print_table("", LAYER_COLUMNS[:ON_SCREEN], [layer_row(layer)[:ON_SCREEN] for layer in found.layers])
     scores = [layer.statistics.convolution_score for layer in found.layers]
-    meaning = "Score: 0 for uniform or random attention, 1 for a convolution with one tap per head"
+    meaning = "Score: 0 for uniform attention, 1 for a convolution with one tap per head"
     print_text(f"{meaning}; mean {sum(scores) / len(scores):.3f}.")
     mark(out)
     command = shlex.join(["attnconv", *sys.argv[1:]])

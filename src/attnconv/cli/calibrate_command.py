@@ -10,8 +10,8 @@ from attnconv._util.settings import Problem, SettingsError
 class Arguments:
     """Measure the speed of this machine in a few seconds, and save the result in the user's cache folder.
 
-    Layers use the result to choose the faster algorithm for position-only attention. Without a calibration they use
-    typical values.
+    Layers use the result to choose the faster algorithm for position-only attention. Without a calibration, they
+    use typical values.
 
     Examples:
         attnconv calibrate
@@ -31,7 +31,7 @@ def run(arguments: Arguments) -> None:
     from attnconv.operators.planner import calibrate, keep
 
     if arguments.device == "cuda" and not torch.cuda.is_available():
-        fix = "torch finds no GPU; pass --device cpu."
+        fix = "torch finds no GPU. Pass --device cpu."
         raise SettingsError([Problem("--device", "must be an available device", arguments.device, fix)])
     torch.set_flush_denormal(True)
     found = calibrate(arguments.device)

@@ -17,7 +17,7 @@ class Arguments:
     """Show that attention can express a convolution, and can learn to behave like one.
 
     Converts a random convolution to an attention layer and compares their outputs, trains a small attention-only model
-    on handwritten digits, and draws the positions that its heads attend to. This takes about three minutes on two CPU
+    on handwritten digits, and draws the positions that its heads attend to. This takes under three minutes on two CPU
     cores and needs no internet connection.
 
     Examples:
@@ -26,7 +26,7 @@ class Arguments:
 
     Attributes:
         out: Run folder. It must be new or empty, or contain only an earlier demo, which is then replaced.
-        epochs: Epochs of training. The default is the recipe's.
+        epochs: Number of training epochs. The default is the recipe's value, 50.
     """
 
     out: Path = Path("runs/demo")
@@ -77,8 +77,8 @@ def _make_room(folder: Path) -> None:
         foreign = run.foreign_files()
         if not run.is_empty() and (foreign or not is_demo):
             contents = foreign[0].relative_to(folder) if is_demo else "other files"
-            got, fix = f"{folder}, which contains {contents}", "Pass another folder."
-            raise ValueError(bad("--out", "must be new, empty or contain only an earlier demo", got, fix))
+            got, fix = f"{folder}, which contains {contents}", "Pass a different folder."
+            raise ValueError(bad("--out", "must be new or empty, or contain only an earlier demo", got, fix))
         for path in folder.iterdir():
             if path.is_dir():
                 shutil.rmtree(path)

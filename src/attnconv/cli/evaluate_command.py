@@ -1,4 +1,4 @@
-"""`attnconv evaluate MODEL`: measure accuracy and loss on a test set."""
+"""`attnconv evaluate MODEL`: measure the accuracy and the loss of a model on a test set."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -25,12 +25,12 @@ class Arguments:
 
     Attributes:
         model: Preset, run folder, checkpoint, timm:NAME, hf:NAME, torchvision:NAME or package.module:function.
-        data: The images.
+        data: Data set and its splits.
         image_size: Image folders only: side in pixels of the square to which images are scaled and cropped. The default
             is the model's image size.
-        split: Evaluate on the test set, or on the images held out of the training set.
+        split: Evaluate on the test set, or on the images held out of the training set (validation).
         batch_size: Images per batch.
-        precision: 32-bit numbers, bf16 in matrix products, or 64-bit numbers.
+        precision: 32: float32. 64: float64. bf16: mixed precision, with matrix products in bfloat16.
         accelerator: Device to compute on; auto uses a GPU if there is one.
     """
 
@@ -72,7 +72,7 @@ def run(arguments: Arguments) -> None:
         data = load_data(arguments.data, image_size=image_size, progress=progress)
     known, shape = loaded.settings, (data.test.channels, len(data.classes))
     if known is not None and shape != (known.image_channels, known.classes):
-        requirement = f"must have the {known.image_channels} channels and {known.classes} classes of {loaded.source}"
+        requirement = f"must select the {known.image_channels} channels and {known.classes} classes of {loaded.source}"
         fix = "Select the data set that the model was trained on with --data-name and --data-root."
         raise SettingsError([Problem("--data-name", requirement, "{} and {}".format(*shape), fix, data.source)])
     images = data.test if arguments.split == "test" else data.validation

@@ -17,26 +17,26 @@ from attnconv.cli.parsing import Positional
 
 @dataclass(frozen=True, kw_only=True)
 class Arguments(AttentionOptions):
-    """Inspect the heads of a model on an interactive page: on your own images, and over the epochs of a run.
+    """Inspect the heads of a model on an interactive page, for your own images and over the epochs of a run.
 
     The page is served to this machine only, or written as files that need no server.
 
     Examples:
         attnconv explore
-        attnconv explore runs/first --data pictures
+        attnconv explore runs/first --data PATH/TO/IMAGES
         attnconv explore quadratic-digits --export page
-        attnconv explore timm:vit_tiny_patch16_224 --pretrained --data pictures
+        attnconv explore timm:vit_tiny_patch16_224 --pretrained --data PATH/TO/IMAGES
 
     Attributes:
         model: Preset, run folder, checkpoint, timm:NAME, hf:NAME, torchvision:NAME or package.module:function. The
-            default is the run of `attnconv demo` or, if there is none, an example that is part of the package.
+            default is the run of `attnconv demo` or, if there is none, a bundled example.
         data: Initial images: a folder of image files (searched recursively), digits or cifar10. The default is digits
-            for a run that was trained on them; otherwise noise, for models whose attention depends only on positions.
+            for runs trained on them, and noise if attention depends only on positions; otherwise, there is no default.
         snapshots: Maximum number of epochs of a run to show; 0 shows only the loaded weights.
-        budget: Maximum size in megabytes of the attention data stored for each image. If not all queries fit, those on
-            an evenly spaced grid are stored.
-        export: Write the page to this folder, which must be new or from an earlier export, instead of serving it. The
-            page can be opened from disk or hosted.
+        budget: Maximum size in MB (10^6 bytes) of the attention data stored for each image. If not all queries fit,
+            only queries on an evenly spaced grid are stored.
+        export: Write the page to this folder instead of serving it. The folder must be new, empty or written by an
+            earlier export. The page can be opened from disk or hosted on a web server.
         port: Port of the server; 0 selects a free port.
         browser: Open the page in a browser.
     """
@@ -64,7 +64,7 @@ def run(arguments: Arguments) -> None:
 
 
 def _inspect(arguments: Arguments) -> tuple[bytes, Any]:
-    """Return the payload, and the function that answers an uploaded picture, or None without a model."""
+    """Return the payload, and the function that replies to an uploaded image, or None without a model."""
     from attnconv.explorer import Pictures, Session, example, payload, snapshots_of
     from attnconv.inspect import audit
     from attnconv.models.presets import PRESETS
@@ -75,7 +75,7 @@ def _inspect(arguments: Arguments) -> tuple[bytes, Any]:
     if name is None and arguments.data is not None:
         raise ValueError(bad("MODEL", "must be given with --data", "no model", "See `attnconv explore --help`."))
     if name is None:
-        print("Explorer: showing the example of the package. Pass a model, or run `attnconv demo` first.")
+        print("Explorer: showing the bundled example. Pass a model, or run `attnconv demo` first.")
         return example(), None
     subject = Subject.load(name, arguments)
     model, reading = subject.loaded.model, arguments.reading()
@@ -96,7 +96,7 @@ def _inspect(arguments: Arguments) -> tuple[bytes, Any]:
 
 
 def title_of(name: str) -> str:
-    """Return the page's title: MODEL, with paths cut to their last two parts, since the page may be published."""
+    """Return the page's title: MODEL, with paths shortened to their last two parts, since the page may be published."""
     library, colon, rest = name.partition(":")
     if colon and library in ("timm", "hf", "torchvision"):
         return f"{library}:{title_of(rest)}"

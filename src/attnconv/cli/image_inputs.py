@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from attnconv.models.model_loader import LoadedModel
 
 DATA_SETS = ("digits", "cifar10")
-_USUAL_SIZE = 224  # pixels, if a model does not state its size
-Scale: TypeAlias = tuple[tuple[float, ...], tuple[float, ...]]  # mean and deviation of each channel
+_USUAL_SIZE = 224  # pixels; used if a model does not state its image size
+Scale: TypeAlias = tuple[tuple[float, ...], tuple[float, ...]]  # mean and standard deviation of each channel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,10 +28,10 @@ class ImageOptions:
         data: Input images: a folder of image files (searched recursively), digits or cifar10. The default is noise.
         data_root: Folder that contains CIFAR-10; the data set is downloaded if it is missing.
         images: Maximum number of images to read.
-        image_size: Height and width of the images in pixels, N or HxW. The default is the model's image size, or 224 if
-            it is unknown. Models from timm and Hugging Face with a fixed image size are built for this size.
-        skip_broken: Skip and list files that cannot be read or have only one colour, instead of raising an error.
-        pretrained: Download the trained weights of a timm, torchvision or Hugging Face model.
+        image_size: Image height and width in pixels: HxW, or N for both. The default is the model's image size, or 224
+            if it is unknown. Models from timm and Hugging Face with a fixed image size are built for the given size.
+        skip_broken: Skip and list files that cannot be read or consist of a single colour, instead of stopping.
+        pretrained: Download pretrained weights for a timm, torchvision or Hugging Face model.
     """
 
     data: str | None = None
@@ -48,7 +48,7 @@ class AttentionOptions(ImageOptions):
 
     Attributes:
         layers: Names of the attention modules to read, separated by commas. The default is all of them.
-        grid: Height and width of the grid of image tokens, N or HxW. The default is read from the model.
+        grid: Height and width of the grid of image tokens: HxW, or N for both. The default is read from the model.
         prefix: Number of class and register tokens before the image tokens. The default is read from the model.
     """
 
@@ -64,7 +64,7 @@ class AttentionOptions(ImageOptions):
 
 @dataclass(frozen=True)
 class Subject:
-    """A loaded model with the height and width, channels and number of axes of its images."""
+    """Loaded model, with the height and width, channels and number of axes of its images."""
 
     loaded: "LoadedModel"
     sizes: tuple[int, int]
@@ -75,7 +75,7 @@ class Subject:
     def load(cls, name: str, options: ImageOptions, *, resized: bool = True) -> "Subject":
         """Load a model; if `resized`, a model with a fixed image size is built for --image-size.
 
-        If its settings do not state the image channels and axes, they are those of its first convolution, or RGB.
+        Images have the axes and, unless the settings state them, the channels of the first convolution (else 2 and 3).
         """
         from attnconv.models.model_loader import load
         from attnconv.theory.conv_taps import Convolution
@@ -88,11 +88,11 @@ class Subject:
 
     @property
     def normalisation(self) -> Scale:
-        """Mean and standard deviation of each channel, 0.5 if the model does not state them."""
+        """Mean and standard deviation of each channel; 0.5 if the model does not state them."""
         return self.loaded.mean or (0.5,) * self.channels, self.loaded.std or (0.5,) * self.channels
 
     def noise(self, count: int) -> "Tensor":
-        """Draw images of noise; with one or three axes, all sides equal the height."""
+        """Sample images of standard normal noise; with one or three axes, all sides are as long as the height."""
         import torch
 
         sizes = self.sizes if self.dims == 2 else self.sizes[:1] * self.dims
@@ -108,8 +108,8 @@ class Subject:
         sizes, channels, count, skip = self.sizes, self.channels, options.images, options.skip_broken
         if self.dims != 2 or channels not in (1, 3):
             got = f"{self.dims} axes and {channels} channels"
-            requirement = "must be omitted unless the model's images are grey or RGB"
-            raise ValueError(bad("--data", requirement, got, "The model is then applied to noise."))
+            requirement = "must be omitted for a model whose images are not greyscale or RGB"
+            raise ValueError(bad("--data", requirement, got, "Without it, the model is applied to noise."))
         mean, std = self.normalisation
         if data in DATA_SETS:
             with downloading() as progress:
@@ -144,8 +144,8 @@ def example_images(subject: Subject, options: ImageOptions) -> "Tensor":
 def require_positions_only(found: "Audit") -> None:
     """Raise `ValueError` if an audit on noise contains attention that depends on the image."""
     if content := [layer.name for layer in found.layers if not layer.position_only]:
-        got, fix = f"none for {content[0]}", f"Pass a folder of images, {' or '.join(DATA_SETS)}."
-        raise ValueError(bad("--data", "must be given, since the attention depends on the image", got, fix))
+        requirement = f"must be given, since the attention of {content[0]} depends on the image"
+        raise ValueError(bad("--data", requirement, "none", f"Pass a folder of images, {' or '.join(DATA_SETS)}."))
 
 
 def own_size(loaded: "LoadedModel") -> tuple[int, int]:
@@ -165,17 +165,17 @@ def _sides(flag: str, words: str | None) -> tuple[int, int] | None:
     match = re.fullmatch(r"(\d+)(?:x(\d+))?", words)
     sides = (0, 0) if match is None else (int(match[1]), int(match[2] or match[1]))
     if min(sides) < 1:
-        raise ValueError(bad(flag, "must be N or HxW with whole numbers of at least 1", repr(words)))
+        raise ValueError(bad(flag, "must be N or HxW with positive integers", repr(words)))
     return sides
 
 
 def _fitted(pixels: "Tensor", sizes: tuple[int, int], channels: int) -> "Tensor":
-    """Resize images of a data set to the model's size, and repeat grey channels; reject colours for a grey model."""
+    """Resize images to the model's size, and repeat a single channel; reject colour images for a greyscale model."""
     import torch.nn.functional as F
 
     if pixels.shape[1] > channels:
         fix = "Pass --data digits."
-        raise ValueError(bad("--data", "must be grey for a model of grey images", "colour images", fix))
+        raise ValueError(bad("--data", "must contain greyscale images for this model", "colour images", fix))
     pixels = pixels.expand(-1, channels, -1, -1)
     if tuple(pixels.shape[2:]) == sizes:
         return pixels

@@ -1,4 +1,4 @@
-"""`attnconv models`: list the presets with their parameters and FLOPs."""
+"""`attnconv models`: list the presets with their parameter and FLOP counts."""
 
 from dataclasses import dataclass
 
@@ -7,10 +7,10 @@ from attnconv.cli.output import print_table, print_text
 
 @dataclass(frozen=True)
 class Arguments:
-    """List the presets with their parameters and FLOPs for one image.
+    """List the presets with their parameter counts and their FLOPs for one image.
 
-    FLOPs are counted in two ways: only linear and convolution layers, as in the paper's tables, and all operations,
-    with attention computed from dense matrices.
+    FLOPs are counted in two ways: for linear and convolution layers only, as in the paper's tables, and in total, which
+    includes the matrix products of dense attention.
 
     Examples:
         attnconv models
@@ -22,7 +22,7 @@ def run(_: Arguments) -> None:
     from attnconv.models.preset_tables import table_of_presets
 
     table = table_of_presets()
-    # The last column has sentences, which are too wide for a table.
+    # The last column contains sentences, which are too wide for a table.
     print_table(table.title, table.columns[:-1], [row[:-1] for row in table.rows])
     for row in table.rows:
         print_text(f"{row[0]}: {row[-1]}")

@@ -1,6 +1,6 @@
 """Print tables and text, and check the paths that commands write to.
 
-An output folder must be new, empty or from an earlier call, which has marked it with the file `.attnconv`.
+An output folder must be new, empty or written by an earlier call, which marks it with the file `.attnconv`.
 """
 
 from collections.abc import Iterable, Sequence
@@ -16,7 +16,7 @@ _MARK = ".attnconv"
 
 
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], *, left: int = 1) -> None:
-    """Print a table without lines. The first `left` columns contain text, which is wrapped, the others numbers."""
+    """Print a table without rules. The first `left` columns contain text, which is wrapped; the others, numbers."""
     from rich.console import Console
     from rich.table import Table
 
@@ -30,14 +30,14 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]
 
 
 def print_text(text: str) -> None:
-    """Print text, wrapped at the terminal's width."""
+    """Print text, wrapped to the width of the terminal."""
     from rich.console import Console
 
     Console().print(text, highlight=False, markup=False)
 
 
 def print_comparison(found: "Comparison", title: str) -> None:
-    """Print a row for each layer of two networks, and the difference of the outputs of the networks."""
+    """Print the differences between two networks, layer by layer and for the final outputs."""
     columns = ("layer", "heads", "alpha", "output", "difference", "bound", "MFLOPs", "attention")
     rows = []
     for row in found.layers:
@@ -46,23 +46,23 @@ def print_comparison(found: "Comparison", title: str) -> None:
         name = row.name or "(the model)"
         rows.append((name, str(row.heads), alpha, f"{row.scale:.3g}", f"{row.error:.1e}", bound, *flops))
     print_table(title, columns, rows)
-    print_text("output, difference: maximum absolute values. MFLOPs, attention: cost as convolution and as attention.")
+    print_text("output, difference: maximum absolute values. MFLOPs, attention: MFLOPs of convolution and attention.")
     relative = found.error / found.scale if found.scale else 0.0
     outputs = f"for outputs up to {found.scale:.3g} ({relative:.1e} relative)"
     print_text(f"Network: maximum difference {found.error:.1e} {outputs}.")
 
 
 def require_room(flag: str, folder: Path | None) -> None:
-    """Raise `ValueError` if an output folder is a file or contains files of other origin."""
+    """Raise `ValueError` if an output folder is a file, or contains files but not the mark of an earlier call."""
     if folder is None or not folder.exists() or (folder / _MARK).exists():
         return
     if not folder.is_dir() or any(folder.iterdir()):
-        requirement = "must be a folder that is new, empty or from an earlier call"
+        requirement = "must be a folder that is new, empty or written by an earlier call"
         got = f"{folder}, which contains other files" if folder.is_dir() else f"the file {folder}"
-        raise ValueError(bad(flag, requirement, got, "Pass another folder."))
+        raise ValueError(bad(flag, requirement, got, "Pass a different folder."))
 
 
 def mark(folder: Path) -> None:
-    """Create and mark an output folder, before the first file is written."""
+    """Create and mark an output folder; to be called before the first file is written."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / _MARK).touch()

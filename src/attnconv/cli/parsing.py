@@ -2,7 +2,7 @@
 
 Fields of nested settings have a prefix: the field `validation` of `data` is `--data-validation`. Settings of the model
 and of the training loop (`settings.model.heads`, `settings.train.epochs`) have none: `--heads`, `--epochs`. All errors
-are reported at once.
+are reported together.
 """
 
 import argparse
@@ -26,9 +26,9 @@ from attnconv._util.settings import Problem, SettingsError, annotations, classes
 T = TypeVar("T")
 Positional = Annotated[T, "positional"]
 Nested: TypeAlias = dict[str, Any]
-# Plain values that replace a command's defaults, nested like the command, and their origins by dotted name.
+# Plain values that replace a command's defaults, nested like its fields, and the origin of each by dotted name.
 Defaults: TypeAlias = tuple[Nested, Mapping[str, str]]
-_NARROW = 50  # maximum length of a list of choices beside its flag; longer lists are part of the text
+_NARROW = 50  # maximum length of a list of choices next to its flag; longer lists are part of the help text
 _BARE = re.compile(r"^(?:settings\.)?(?:(?:model|train)\.)?")  # prefixes that flags omit
 # Arguments of the library's functions and the flags that set them.
 _FLAGS = {"run_dir": "--out", "size": "--image-size"} | {
@@ -38,7 +38,7 @@ _FLAGS = {"run_dir": "--out", "size": "--image-size"} | {
 
 
 class Argument(NamedTuple):
-    """A field of a command or of its nested settings: dotted name, annotation and dataclass."""
+    """Field of a command or of its nested settings: dotted name, annotation and dataclass."""
 
     name: str
     hint: Any
@@ -50,7 +50,7 @@ class Argument(NamedTuple):
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """The flag, followed by the flag that turns a switch off; for a positional argument, its name."""
+        """Flag, followed by its `--no-` form if it is a switch; for a positional argument, its name."""
         if self.positional:
             return (self.name.upper(),)
         name = re.sub("[._]", "-", _BARE.sub("", self.name))
@@ -62,12 +62,12 @@ class Argument(NamedTuple):
 
     @property
     def metavar(self) -> str:
-        """The kind of value in the help, such as INT, PATH or {cpu,cuda}."""
+        """Placeholder for the value in the help, such as INT, PATH or {cpu,cuda}."""
         return _metavar(types.type_info(self.hint))
 
     @property
     def explanation(self) -> str:
-        """The field's description in the docstring of its class or of a base class, in one line."""
+        """Description of the field from the docstring of its class or a base class, on one line."""
         field = self.name.rpartition(".")[2]
         for group in self.group.__mro__:
             listed = str(inspect.getdoc(group)).partition("Attributes:")[2]
@@ -79,8 +79,8 @@ class Argument(NamedTuple):
 def parse(command: type[T], words: Sequence[str]) -> T:
     """Parse a command's words into its dataclass; `--help` prints the help and exits.
 
-    If the command has a method `defaults`, it computes the defaults from the values given. Raises `SettingsError` with
-    all invalid words and values.
+    If the command has a method `defaults`, this method computes the defaults from the values given. Raises
+    `SettingsError` with all invalid words and values.
     """
     arguments = list(arguments_of(command))
     given, wrong = _given(arguments, words)
@@ -108,7 +108,7 @@ def parse(command: type[T], words: Sequence[str]) -> T:
 
 
 def arguments_of(settings_class: type, prefix: str = "") -> Iterator[Argument]:
-    """Yield every field of a dataclass and of its nested settings, for every class of a union."""
+    """Yield every field of a dataclass and of its nested settings, including every class of a union."""
     for field, hint in annotations(settings_class).items():
         inner = classes_in(hint).values()
         for kind in inner:
@@ -118,7 +118,7 @@ def arguments_of(settings_class: type, prefix: str = "") -> Iterator[Argument]:
 
 
 def distinct(arguments: Iterable[Argument]) -> list[Argument]:
-    """Keep the first argument of each flag, which several models, or a command and its settings, may share."""
+    """Keep the first argument for each flag; several models, or a command and its settings, may share a flag."""
     found: dict[str, Argument] = {}
     for argument in arguments:
         found.setdefault(argument.flags[0].lower().lstrip("-"), argument)
@@ -126,7 +126,7 @@ def distinct(arguments: Iterable[Argument]) -> list[Argument]:
 
 
 def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> Nested:
-    """Merge nested values, where `over` takes precedence; a group of another `kind` is replaced as a whole."""
+    """Merge nested values, where `over` takes precedence; a group of a different `kind` is replaced as a whole."""
     values = dict(base)
     for name, value in over.items():
         before = values.get(name)
@@ -139,7 +139,7 @@ def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> Nested:
 
 
 def in_flags(text: str) -> str:
-    """Replace Python names in a message of the library by flags.
+    """Replace the Python names in a message from the library with flags.
 
     Example:
         >>> in_flags("train.batch_size: must be 4, got 3. Pass train.epochs=2, or raise optim.clip.")
@@ -191,13 +191,13 @@ def _given(arguments: Sequence[Argument], words: Sequence[str]) -> tuple[Nested,
     positional = [argument for argument in arguments if argument.positional]
     values |= {argument.name: word for argument, word in zip(positional, others, strict=False)}
     if others[len(positional) :] and not unknown:
-        names = " ".join(argument.flags[0] for argument in positional)
-        wrong.append(Problem("arguments", f"must be {names or 'flags'}", repr(" ".join(others)), "See --help."))
+        names = " and ".join(("flags", *(argument.flags[0] for argument in positional)))
+        wrong.append(Problem("arguments", f"must be {names}", repr(" ".join(others)), "See --help."))
     return values, wrong
 
 
 def add_option(parser: argparse.ArgumentParser, argument: Argument) -> argparse.Action:
-    """Add an argument's flags to a parser; values remain text."""
+    """Add an argument's flags to a parser, which returns values as text."""
     if argument.hint is bool:
         for flag, constant in zip(argument.flags, (True, False), strict=True):
             action = parser.add_argument(flag, dest=argument.name, action="store_const", const=constant)
@@ -210,7 +210,7 @@ def _is_list(hint: Any) -> bool:
 
 
 def _typed(texts: str | list[str], hint: Any) -> Any:
-    """Convert the words after a flag to its type, or to a number outside its range; otherwise return them unchanged."""
+    """Convert the words after a flag to its type; if they are invalid, to a number if possible, otherwise to text."""
     single = texts[0] if isinstance(texts, list) and len(texts) == 1 else texts
     readings: list[tuple[Any, Any]] = [(None, hint)] if single == "None" else []
     readings += [(single, hint), (texts, hint), (single, int), (single, float)]
@@ -223,7 +223,7 @@ def _typed(texts: str | list[str], hint: Any) -> Any:
 
 
 def _help_page(command: type, arguments: Iterable[Argument], values: Nested) -> str:
-    """Format the usage, the command's docstring, and every argument with its default, which `values` replace."""
+    """Format the usage, the command's docstring, and every argument with its default, overridden by `values`."""
 
     def title(argument: Argument) -> str:
         return argument.name.rpartition(".")[0].removeprefix("settings.")

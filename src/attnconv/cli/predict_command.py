@@ -7,7 +7,7 @@ from attnconv._util.errors import bad, printable
 from attnconv._util.settings import Natural
 from attnconv.cli.parsing import Positional
 
-_MOST_TINT = 32  # difference between channels, of 255: more than grey JPEG files and scans have
+_MOST_TINT = 32  # maximum difference between channels, of 255; greyscale JPEG files and scans stay below it
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Arguments:
 
     Attributes:
         image: Image file of at most 80 million pixels; it is scaled and cropped to the model's image size.
-        model: Run folder or weights file (.safetensors). The default is the newest run in runs/.
+        model: Run folder or weights file (.safetensors). The default is the most recent run in runs/.
         top: Number of classes to print.
     """
 
@@ -42,8 +42,8 @@ def run(arguments: Arguments) -> None:
 
     loaded = load(arguments.model or str(_newest_run(Path("runs"))))
     if loaded.settings is None or not loaded.mean or not loaded.classes:
-        fix = "Pass a run folder or a weights file of `attnconv train`."
-        raise ValueError(bad("MODEL", "must be stored with its classes and normalisation", loaded.source, fix))
+        fix = "Pass a run folder or a weights file written by `attnconv train`."
+        raise ValueError(bad("MODEL", "must contain class names and a normalisation", loaded.source, fix))
     if loaded.settings.image_channels == 1:
         _require_grey(arguments.image, loaded.settings.image_size)
     image = read_image(arguments.image, loaded.settings.image_size, channels=loaded.settings.image_channels)
@@ -51,7 +51,7 @@ def run(arguments: Arguments) -> None:
     with torch.inference_mode():
         logits = loaded.model(normalise(image[None], loaded.mean, loaded.std).to(dtype))[0]
     if not bool(logits.isfinite().all()):
-        raise ValueError(bad("MODEL", "must give finite logits for the image", str(logits.tolist())))
+        raise ValueError(bad("MODEL", "must return finite logits for the image", str(logits.tolist())))
     best = logits.softmax(-1).topk(min(arguments.top, logits.numel()))
     print(f"{printable(loaded.source)}:")
     for probability, index in zip(best.values.tolist(), best.indices.tolist(), strict=True):
@@ -63,8 +63,8 @@ def _require_grey(file: Path, size: int) -> None:
 
     pixels = read_image(file, size).int()
     if int((pixels.amax(0) - pixels.amin(0)).max()) > _MOST_TINT:
-        fix = "Convert it to grey if it resembles the model's training images."
-        raise ValueError(bad("IMAGE", "must be grey for a model of grey images", f"{file}, which has colours", fix))
+        fix = "Convert it to greyscale if it resembles the model's training images."
+        raise ValueError(bad("IMAGE", "must be greyscale for this model", f"{file}, a colour image", fix))
 
 
 def _newest_run(folder: Path) -> Path:

@@ -13,7 +13,7 @@ from attnconv.cli.parsing import Positional
 if TYPE_CHECKING:
     from attnconv.convert.verify_conversions import Proof
 
-_ALPHAS = (1.0, 3.0, 10.0, 20.1)  # upper limits of the groups of soft heads
+_ALPHAS = (1.0, 3.0, 10.0, 20.1)  # upper limits of alpha in the groups of soft heads
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,20 +23,20 @@ class Arguments(ImageOptions):
     Random convolutions are computed by attention with three algorithms: a dense softmax, one softmax per axis
     (Kronecker), and shifts, the fast algorithm for hard heads. The reference is the convolution in float64. A network
     is compared with its recast version layer by layer, with one softmax per axis, in its own dtype. PyTorch's
-    convolutions are disabled while attention is computed by a softmax.
+    convolutions are disabled while attention is computed with a softmax.
 
     Examples:
         attnconv prove
         attnconv prove --cases 2000 --seed 1
-        attnconv prove torchvision:resnet18 --pretrained --data pictures
+        attnconv prove torchvision:resnet18 --pretrained --data PATH/TO/IMAGES
         attnconv prove my_package.models:network --image-size 64 --alpha 6
 
     Attributes:
         model: Network to recast and compare: preset, run folder, checkpoint, timm:NAME, hf:NAME, torchvision:NAME or
-            package.module:function. The default is random convolutions.
-        cases: Number of random convolutions, which cover all options of PyTorch's convolutions.
+            package.module:function. Without MODEL, random convolutions are compared.
+        cases: Number of random convolutions; their options cover those of PyTorch's convolution layers.
         seed: Seed of the random convolutions.
-        alpha: Sharpness of the network's heads. The default is hard heads, which equal the convolutions.
+        alpha: Sharpness of the network's heads, in 1 / position^2. By default, each query attends to one key.
     """
 
     model: Positional[str | None] = None
@@ -51,13 +51,13 @@ class Arguments(ImageOptions):
 
 
 def run(arguments: Arguments) -> int:
-    """Compare random convolutions or a network; return status 1 if a bound is exceeded."""
+    """Compare random convolutions or a network; return status 1 if a tolerance or bound is exceeded."""
     holds = _prove_cases(arguments) if arguments.model is None else _prove_model(arguments.model, arguments)
     return 0 if holds else 1
 
 
 def _prove_cases(arguments: Arguments) -> bool:
-    """Print differences by algorithm and sharpness; return whether all are within their tolerances and bounds."""
+    """Print differences by algorithm and sharpness; return whether all are within tolerance and bounds."""
     from attnconv.convert.verify_conversions import ALLOWED, WAYS, prove
     from attnconv.training.progress_bars import tracked
 
@@ -80,12 +80,12 @@ def _prove_cases(arguments: Arguments) -> bool:
         rows.append((name, str(len(proofs)), *numbers, f"{median(ratios):.2f}", f"{max(ratios):.2f}"))
     columns = ("heads", "cases", "median", "maximum", "tolerance", "median/bound", "max/bound")
     print_table("Relative differences of hard heads by dtype and algorithm, and of soft heads by alpha", columns, rows)
-    print_text("All differences are within tolerance and bounds." if holds else "A DIFFERENCE IS TOO LARGE.")
+    print_text("All differences are within tolerance and bounds." if holds else "A DIFFERENCE EXCEEDS ITS LIMIT.")
     return holds
 
 
 def _prove_model(name: str, arguments: Arguments) -> bool:
-    """Print the difference of each layer of a network; return whether all are within their bounds."""
+    """Print the differences of a network layer by layer; return whether all are within their bounds."""
     import torch
 
     from attnconv.convert import compare, no_convolutions, recast

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class Arguments:
     """Remove heads whose attention is a thin stripe or uniform (appendix E of the paper).
 
-    Prints the parameters and FLOPs saved, and the layers that can no longer express every 3 x 3 kernel.
+    Prints the parameter and FLOP counts before and after, and the layers that can no longer express every 3 x 3 kernel.
 
     Examples:
         attnconv prune runs/quadratic-generalized
@@ -32,11 +32,11 @@ class Arguments:
 
     Attributes:
         model: Run folder or weights file of a model with quadratic or generalised quadratic heads.
-        criterion: A head is degenerate if the condition number of its covariance exceeds 1e5 (paper) or 1000 (code, the
-            authors' implementation). For both criteria, it is also degenerate if the largest eigenvalue of its inverse
-            covariance is below 1e-5.
-        out: Folder for the pruned weights and settings, which must be new or empty. By default, the heads that would be
-            removed are only printed.
+        criterion: A head is degenerate if the condition number of its covariance exceeds 1000 (code, the authors'
+            implementation) or 1e5 (paper). With both criteria, it is also degenerate if the largest eigenvalue of its
+            inverse covariance is below 1e-5 (in 1 / position^2).
+        out: Folder for the pruned weights and settings. It must be new or empty. By default, nothing is written; the
+            heads that would be removed are listed.
     """
 
     model: Positional[str]
@@ -48,7 +48,7 @@ def run(arguments: Arguments) -> None:
     """Remove degenerate heads, print what this saves, and write the model."""
     with nullcontext() if arguments.out is None else writing(RunFolder(arguments.out)):
         if arguments.out is not None and not RunFolder(arguments.out).is_empty():
-            raise ValueError(bad("--out", "must be new or an empty folder", str(arguments.out)))
+            raise ValueError(bad("--out", "must be a new or empty folder", str(arguments.out)))
         _prune(arguments)
 
 
@@ -73,7 +73,7 @@ def _prune(arguments: Arguments) -> None:
     after = settings_after_pruning(before, pruned)
     print(f"{loaded.source}, criterion {arguments.criterion}")
     _print_layers(loaded.model, pruned, removed, side=before.image_size // before.downsampling)
-    counts = {"parameters": parameters, "FLOPs, linear layers": flops_paper, "FLOPs, all operations": flops_all}
+    counts = {"parameters": parameters, "FLOPs, linear layers": flops_paper, "FLOPs, with dense attention": flops_all}
     for name, count in counts.items():
         print(f"{name}: {count(before):,} -> {count(after):,}")
     if arguments.out is not None:
@@ -104,8 +104,8 @@ def _print_layers(
         rows.append((name, heads, f"{rest[name].heads} of {layer.heads}", *parts))
     print_table("", columns, rows, left=2)
     print_text(
-        f"{kernel}: relative part of {kernel} kernels that no weights of the layer can express, away from the border "
-        f"of {full.sizes[0]} x {full.sizes[1]} positions."
+        f"{kernel}: relative norm of the part of {kernel} kernels that no weights of the layer can express, away from "
+        f"the border of a grid of {full.sizes[0]} x {full.sizes[1]} positions."
     )
     for sentence in unknown:
         print_text(sentence)

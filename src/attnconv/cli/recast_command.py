@@ -1,4 +1,4 @@
-"""`attnconv recast MODEL`: replace the convolutions of a network by attention."""
+"""`attnconv recast MODEL`: replace the convolutions of a network with attention."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,27 +15,27 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Arguments(ImageOptions):
-    """Replace the convolutions of a network with multi-head self-attention with the same outputs.
+    """Replace the convolutions of a network with equivalent multi-head self-attention layers.
 
-    Compares the two networks layer by layer, and writes the new one.
+    Compares the two networks layer by layer, and writes the new one if --out, --export or --onnx is given.
 
     Examples:
         attnconv recast resnet18 --out resnet18.safetensors
-        attnconv recast torchvision:resnet50 --pretrained --data pictures
+        attnconv recast torchvision:resnet50 --pretrained --data PATH/TO/IMAGES
         attnconv recast runs/resnet-small --alpha 4 --only 'layer1.*'
         attnconv recast my_package.models:network --image-size 64 --onnx network.onnx
 
     Attributes:
         model: Network: preset, run folder, checkpoint, timm:NAME, hf:NAME, torchvision:NAME or package.module:function.
-        image_size: Height and width of the images in pixels, N or HxW. The default is the model's image size, or 224 if
-            it is unknown.
-        out: New weights file (.safetensors), which `attnconv.load` and all commands with a MODEL can read.
+        image_size: Image height and width in pixels: HxW, or N for both. The default is the model's image size, or 224
+            if it is unknown.
+        out: New weights file (.safetensors), which `attnconv.load` and all commands that accept a MODEL can read.
         export: New file (.pt2) for the program exported with torch.export, which PyTorch can run without this library.
-        onnx: New file for an ONNX model; requires the packages onnx and onnxscript.
-        alpha: Sharpness of the heads. The default is hard heads, which equal the convolutions.
-        weights: Weights of soft heads: slices of the kernels, or the weights that approximate the kernels best
-            (nearest), for further training.
-        only: Patterns of layer names to replace, or to keep if they begin with "!". The default is all convolutions.
+        onnx: New ONNX file; requires the packages onnx and onnxscript.
+        alpha: Sharpness of the heads, in 1 / position^2. By default, heads are hard: each query attends to one key.
+        weights: Weights of soft heads: the best approximation of the convolution (nearest), or slices of its kernel.
+        only: Glob patterns for the names of the layers to replace; patterns that start with "!" exclude layers. The
+            default is all convolutions.
     """
 
     model: Positional[str]
@@ -57,9 +57,9 @@ def run(arguments: Arguments) -> None:
         raise ValueError(bad("--out", "must end in .safetensors", str(arguments.out)))
     for flag, path in (("--out", arguments.out), ("--export", arguments.export), ("--onnx", arguments.onnx)):
         if path is not None and (path.exists() or path.is_symlink()):
-            fix = "Remove it, or pass another file."
+            fix = "Remove it, or pass a different file."
             raise ValueError(bad(flag, "must be a new file", f"{path}, which exists", fix))
-    subject = Subject.load(arguments.model, arguments, resized=False)  # a weights file does not store another size
+    subject = Subject.load(arguments.model, arguments, resized=False)  # a weights file does not store an image size
     loaded, images = subject.loaded, example_images(subject, arguments)
     only = arguments.only or None
     with working(f"Recasting {arguments.model}"):
@@ -86,7 +86,7 @@ def _export(arguments: Arguments, model: "nn.Module", images: "Tensor") -> None:
         if isinstance(layer, SelfAttention) and layer.weight is not None:
             layer.weight.data = layer.weight.data.contiguous()
     dynamic = ({0: torch.export.Dim("images", min=1, max=4096)},)
-    twice = torch.cat((images[:1], images[:1]))  # an example with one image would fix the batch size
+    twice = torch.cat((images[:1], images[:1]))  # an example with one image would fix the batch size at 1
     if arguments.export is not None:
         exported = torch.export.export(model, (twice,), dynamic_shapes=dynamic, strict=False)
         torch.export.save(exported, arguments.export)

@@ -1,4 +1,4 @@
-"""`attnconv report RUN`: draw the figures of a run and write an HTML page."""
+"""`attnconv report RUN`: draw the figures of a run, and write an HTML page."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,9 +18,9 @@ class Arguments:
         attnconv report runs/first --out pages/first
 
     Attributes:
-        run: Run folder of `attnconv train`; the training need not be complete.
-        out: Output folder, which must be new or from an earlier report. The default is RUN/report.
-        publication: Also write the figures as PDF, omit their titles, and keep the text in SVG files editable.
+        run: Run folder written by `attnconv train`; training need not be complete.
+        out: Output folder. It must be new, empty or written by an earlier report. The default is RUN/report.
+        publication: Prepare figures for print: add PDF files, omit titles, and keep the text of SVG files editable.
     """
 
     run: Positional[Path]

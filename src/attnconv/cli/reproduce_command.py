@@ -1,4 +1,4 @@
-"""`attnconv reproduce`: train the paper's models, and write its figures and tables."""
+"""`attnconv reproduce`: train the models of the paper, and reproduce its figures and tables."""
 
 import shlex
 import sys
@@ -17,9 +17,9 @@ from attnconv.training.run_folder import RunFolder
 
 @dataclass(frozen=True)
 class Arguments:
-    """Train the paper's models and reproduce its Figures 1 to 14 and Tables 1 to 4.
+    """Train the models of the paper, and reproduce its Figures 1 to 14 and Tables 1 to 4.
 
-    Tables also show the published numbers. The command can be repeated: complete runs are skipped, and interrupted
+    The tables also show the published numbers. The command can be repeated: complete runs are skipped, and interrupted
     runs are resumed.
 
     Examples:
@@ -30,13 +30,13 @@ class Arguments:
         torchrun --nproc-per-node 4 -m attnconv reproduce --scale paper
 
     Attributes:
-        scale: tiny: digits, a few epochs, a few minutes. mini: CIFAR-10, half the channels of the small presets, 10
-            epochs. small: the small presets on CIFAR-10, overnight on two CPU cores. paper: the paper's models and
-            hyperparameters, for one GPU.
+        scale: mini: the small presets with half their channels, on CIFAR-10, 10 epochs. paper: the paper's models and
+            hyperparameters, on CIFAR-10, for one GPU. small: the small presets on CIFAR-10, overnight on two CPU cores.
+            tiny: small models on digits, a few epochs, a few minutes.
         only: Models to train: resnet18, quadratic, quadratic-generalized, quadratic-generalized-pruned, learned,
-            learned-content, quadratic-16-heads. The default is all of these. quadratic-attention-dropout, which drops
-            attention probabilities at rate 0.1 like the paper's code, is trained only if it is named.
-        seeds: Number of runs of each model; Table 1 reports their mean and standard deviation.
+            learned-content, quadratic-16-heads. The default is all of these. quadratic-attention-dropout, which
+            applies dropout with rate 0.1 to attention probabilities like the paper's code, is trained only if named.
+        seeds: Number of runs of each model; Table 1 reports the mean and standard deviation of their accuracies.
         out: Folder for the runs, figures and tables. The default is reproduction/SCALE.
         data_root: Folder that contains CIFAR-10; the data set is downloaded if it is missing. Not used by tiny.
         plan: Print the planned runs and exit.
@@ -101,7 +101,7 @@ def _write(arguments: Arguments, out: Path, notes: list[str]) -> None:
 
 
 def _departures(out: Path, scale: ScaleName) -> list[str]:
-    """Describe how runs differ from the settings of a scale, with one sentence for all runs with equal differences."""
+    """Describe how runs differ from a scale's settings, in one sentence per group of runs with the same differences."""
     from attnconv.training.run_checks import differences
 
     alike: dict[str, list[str]] = {}

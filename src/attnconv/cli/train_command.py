@@ -14,7 +14,7 @@ from attnconv.training.recipes import RecipeName, recipe
 from attnconv.training.run_folder import RunFolder
 from attnconv.training.settings import RunSettings
 
-_SHOWN = "quadratic-small"  # the preset of the help if none is given
+_SHOWN = "quadratic-small"  # the preset whose defaults the help shows if none is given
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,20 +30,20 @@ class Arguments:
         attnconv train --config runs/short/settings.json --seed 7 --out runs/seed-7
         attnconv train quadratic-digits --start-from runs/pruned --out runs/after
         attnconv train quadratic-small --recipe paper --optim-learning-rate 0.05
-        attnconv train quadratic-small --data-name folder --data-root pictures
+        attnconv train quadratic-small --data-name folder --data-root PATH/TO/IMAGES
         torchrun --nproc-per-node 2 -m attnconv train resnet18 --precision bf16
 
     Attributes:
         preset: Model and recipe; `attnconv models` lists the presets. Required unless the --config file names a preset.
         config: JSON file with settings that override the recipe's, such as the settings.json of a run. Flags override
             the file. Settings that are missing from the file take the recipe's values.
-        recipe: Source of the defaults: the paper's hyperparameters, or the modern recipe of the small presets. The
-            default is the preset's recipe.
+        recipe: Recipe that sets the defaults: modern, for the small presets, or paper, the paper's hyperparameters.
+            The default is the preset's recipe.
         out: Run folder. The default is runs/PRESET.
-        resume: Resume the run in the folder after its last complete epoch, with its settings; start a new run if there
-            is none.
-        start_from: Run folder or weights file (.safetensors) with the model to train, such as the output of `attnconv
-            prune`; PRESET then selects only the recipe. The default is a new model with random weights.
+        resume: Resume the run in the folder after its last complete epoch, with the run's settings; start a new run if
+            the folder contains none.
+        start_from: Run folder or weights file (.safetensors) with the initial weights, such as the output of
+            `attnconv prune`; PRESET then selects only the recipe. The default is a new model with random weights.
         settings: All settings of the run.
     """
 
@@ -106,7 +106,7 @@ def run(arguments: Arguments) -> None:
 
 
 def _classes(values: Nested, given: Mapping[str, Any]) -> int:
-    """Return the number of classes of the image folder to train on, or 0 for another data set or a missing folder."""
+    """Return the number of classes of the image folder to train on, or 0 for other data sets or a missing folder."""
     settings = {**flat({"settings": values}), **given}
     folder = Path(str(settings.get("settings.data.root"))).expanduser()
     if settings.get("settings.data.name") != "folder" or not folder.is_dir():

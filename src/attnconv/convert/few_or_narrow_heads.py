@@ -1,13 +1,13 @@
-"""Approximation of layers by narrow heads, and of convolutions by fewer heads than kernel positions.
+"""Approximation of layers with narrow heads, and of convolutions with fewer heads than kernel positions.
 
-Narrow heads have factored weights W_val,h W_out,h with D_h channels instead of W_h. The product has rank at most D_h:
-it is exact if D_h is at least the rank of W_h; with ceil(rank / D_h) heads per shift, every D_h is exact. Otherwise the
-truncated singular value decomposition of each W_h is its best approximation.
+Narrow heads have factored weights W_val,h W_out,h with D_h channels instead of W_h. The product has rank at most D_h.
+It is exact if D_h is at least the rank of W_h; smaller D_h are exact with ceil(rank / D_h) heads per shift. Otherwise,
+the truncated singular value decomposition of W_h is its best approximation.
 
-Few heads are placed where Gaussian heads best approximate a convolution. Let Phi[s, h] be the attention of head h to
-shift s on an unbounded grid, and T[s] the matrix of the convolution (zero off its taps). The layer computes Phi W
-instead of T. For given centres and widths the best W solve a least-squares problem, and their error depends on the
-kernel only through the small Gram matrix G of its taps (variable projection):
+If there are few heads, Gaussian heads are placed where they best approximate the convolution. Let Phi[s, h] be the
+attention of head h to shift s on an unbounded grid, and T[s] the matrix of the convolution, which is zero except at its
+taps. The layer computes Phi W instead of T. For given centres and widths, the best W solve a least-squares problem, and
+their error depends on the kernel only through the small Gram matrix G of its taps (variable projection):
 
     min_W || T - Phi W ||^2 = tr G - tr( Phi_J (Phi^T Phi)^-1 Phi_J^T G ),        Phi_J: the rows of Phi at the taps
 
@@ -32,14 +32,14 @@ from attnconv.layers.self_attention import SelfAttention
 from attnconv.operators.base import score_dtype
 from attnconv.theory.conv_taps import Forward, check_convolution, head_weights, taps
 
-_BLUNTEST, _SHARPEST = 0.02, 40.0  # bounds of alpha, in 1 / pixel^2
-_BEYOND = 8  # margin of pixels around the taps for the fit of few heads
-_RIDGE = 1e-10  # added to the diagonal of Phi^T Phi, which is singular if heads are equal
+_BLUNTEST, _SHARPEST = 0.02, 40.0  # bounds of alpha, in 1 / position^2
+_BEYOND = 8  # margin around the taps for the fit of few heads, in positions
+_RIDGE = 1e-10  # added to the diagonal of Phi^T Phi, which is singular if heads are identical
 _STEPS = 200
 
 
 def head_ranks(layer: SelfAttention) -> list[int]:
-    """Return the numerical rank of each W_h; `low_rank` is exact if `head_channels` is at least the largest of them.
+    """Return the numerical rank of each W_h; `low_rank` is exact if `head_channels` is at least the largest rank.
 
     Raises:
         TypeError: `layer` is not an attention layer.
@@ -50,17 +50,17 @@ def head_ranks(layer: SelfAttention) -> list[int]:
 
 
 def low_rank(layer: SelfAttention, head_channels: int, *, exact: bool = False) -> SelfAttention:
-    """Return a copy of a layer with the best factored weights of a given head width. See `low_rank_error`.
+    """Return a copy of a layer with the factored weights that best approximate its own; see `low_rank_error`.
 
     Args:
         layer: A layer with merged weights and one group.
         head_channels: D_h, the number of channels of each head's values, at least 1.
-        exact: Use ceil(rank W_h / D_h) heads per shift for exact weights. The encoding must support repeated heads.
+        exact: Repeat each head ceil(rank W_h / D_h) times for exact weights. The encoding must declare `by_head`.
 
     Raises:
         TypeError: `layer` is not an attention layer.
-        ValueError: The layer is on the meta device, contains NaN, or has factored weights or several groups;
-            `head_channels` is below 1; or with `exact`, heads cannot be repeated.
+        ValueError: The layer is on the meta device, contains NaN or infinity, or has factored weights or several
+            groups; `head_channels` is below 1; or with `exact`, heads cannot be repeated.
 
     Example:
         >>> from attnconv import from_conv
@@ -72,7 +72,7 @@ def low_rank(layer: SelfAttention, head_channels: int, *, exact: bool = False) -
     check_finite(layer.named_parameters())
     made = copy.deepcopy(layer)
     with torch.no_grad():
-        # Each head once, or as often as its rank requires, each time with the next singular vectors.
+        # Use each head once, or as often as its rank requires, each time with the next singular vectors.
         counts = [max(-(-rank // width), 1) for rank in head_ranks(layer)] if exact else [1] * layer.heads
         heads = [head for head, count in enumerate(counts) for _ in range(count)]
         parts = [part for count in counts for part in range(count)]
@@ -91,7 +91,7 @@ def low_rank(layer: SelfAttention, head_channels: int, *, exact: bool = False) -
 
 
 def low_rank_error(layer: SelfAttention, factored: SelfAttention, images: Float[Tensor, "b c *sizes"]) -> float:
-    """Return the relative root-mean-square difference of two layers' outputs on images, ignoring biases.
+    """Return the relative root-mean-square difference between two layers' outputs on images, ignoring biases.
 
     sqrt( E || out - out' ||^2 / E || out - b ||^2 )
     """
@@ -110,40 +110,40 @@ def _merged(layer: Any) -> nn.Parameter:
     if next(layer.parameters()).is_meta:
         raise ValueError(bad("layer", "must have materialised weights", "a layer on the meta device"))
     if layer.weight is None:
-        raise ValueError(bad("layer", "must have merged weights", "factored weights"))
+        raise ValueError(bad("layer", "must have merged weights", "factored weights", "Omit head_channels."))
     if layer.groups > 1:
-        raise ValueError(bad("layer", "must have one group to have factored weights", layer.groups))
+        raise ValueError(bad("layer", "must have a single group", layer.groups))
     return layer.weight
 
 
 def place_heads(
     conv: Forward, heads: int, *, diagonal: bool = False, restarts: int = 8, seed: int = 0
 ) -> SelfAttention:
-    """Return a layer with few Gaussian heads that best approximates a convolution away from the border.
+    """Return a layer with few Gaussian heads, placed to approximate a convolution away from the border.
 
-    It is never less accurate than hard heads at the taps with the largest weights; see `imitation_error`.
+    It is never less accurate than hard heads at the taps with the largest weights. See also `imitation_error`.
 
     Args:
         conv: nn.Conv1d, nn.Conv2d or nn.Conv3d.
         heads: Number of heads, less than the number of kernel positions.
-        diagonal: Fit one width per axis for every head, instead of one width per head.
+        diagonal: Fit one width per head and axis instead of one per head.
         restarts: Number of random starts of the search, at least 0, in addition to the taps with the largest weights.
         seed: Seed of the random starts.
 
     Raises:
-        TypeError: `conv` is not a convolution, or is transposed.
+        TypeError: `conv` is not a convolution, or is a transposed one.
         ValueError: `heads` is not between 1 and the number of kernel positions minus 1 (with one head per position,
             `from_conv` is exact), or `conv` is on the meta device.
 
     Example:
         >>> blur = torch.nn.Conv1d(1, 1, 7, padding=3)
         >>> _ = blur.weight.data.copy_(torch.exp(-0.7 * torch.arange(-3.0, 4).square()))
-        >>> round(place_heads(blur, 1).encoding.alpha.item(), 2)  # a Gaussian is one head
+        >>> round(place_heads(blur, 1).encoding.alpha.item(), 2)  # one head computes a Gaussian blur
         0.7
     """
     check_convolution(conv)
     if not isinstance(conv, Forward):
-        raise TypeError(bad("conv", "must not be transposed", type(conv).__name__))
+        raise TypeError(bad("conv", "must be an nn.Conv1d, nn.Conv2d or nn.Conv3d", type(conv).__name__))
     if conv.weight.is_meta:
         raise ValueError(bad("conv", "must have materialised weights", "a convolution on the meta device"))
     heads, restarts, seed = whole("heads", heads, 1), whole("restarts", restarts, 0), whole("seed", seed, 0)
@@ -165,7 +165,7 @@ def place_heads(
 
 @final
 class _Problem:
-    """Approximation error of a kernel as a function of the heads' centres and alphas, and its minimisation."""
+    """Minimisation of the error of approximating a kernel, as a function of the heads' centres and alphas."""
 
     def __init__(self, shifts: Tensor, kernel: Float[Tensor, "j i d"], *, diagonal: bool) -> None:
         self.shifts, self.kernel = shifts, kernel
@@ -187,7 +187,7 @@ class _Problem:
         return rows.mT
 
     def error(self, centres: Tensor, alpha: Tensor) -> Tensor:
-        """Return the squared error of the best weights, relative to the kernel."""
+        """Return the squared error of the best weights, relative to the squared norm of the kernel."""
         phi = self.attention(centres, alpha)
         factor = torch.linalg.cholesky(phi.mT @ phi + _RIDGE * torch.eye(phi.shape[1], dtype=phi.dtype))
         reached = torch.linalg.solve_triangular(factor, phi[self.places].mT, upper=False)  # (h, j)
@@ -198,7 +198,7 @@ class _Problem:
         return torch.einsum("hj,jid->hid", inverse[:, self.places], self.kernel)
 
     def rounded_error(self, centres: Tensor, alpha: Tensor, dtype: torch.dtype) -> float:
-        """Return the squared error with all parameters rounded to a layer's dtype."""
+        """Return the squared error with all parameters rounded to the layer's dtype."""
         weights = self.weights(centres, alpha).to(dtype).double()
         spread = (2 * alpha).sqrt().to(dtype).double()
         left = -torch.einsum("sh,hid->sid", self.attention(centres.to(dtype).double(), spread.square() / 2), weights)
@@ -206,7 +206,7 @@ class _Problem:
         return float(left.square().sum())
 
     def solve(self, heads: int, *, restarts: int, generator: torch.Generator) -> list[tuple[Tensor, Tensor]]:
-        """Return (centres, alphas) of the best start, and of hard heads at the taps with the largest weights."""
+        """Return (centres, alphas) of the best result, and of hard heads at the taps with the largest weights."""
         energy = self.gram.diagonal()
         likely = energy.clamp_min(1e-12 * float(energy.max()) + 1e-300)
         largest = self.shifts[energy.argsort(descending=True, stable=True)[:heads]]
@@ -220,7 +220,7 @@ class _Problem:
         return [min(found, key=lambda place: float(self.error(*place))), hard]
 
     def _clustered(self, centres: Tensor, energy: Tensor) -> Tensor:
-        """Run five rounds of k-means over the taps, weighted by the kernel's energy."""
+        """Run five rounds of k-means over the taps, weighted by their squared norms."""
         for _ in range(5):
             nearest = torch.cdist(self.shifts, centres).argmin(1)
             share = F.one_hot(nearest, len(centres)).to(energy) * energy[:, None]  # (j, h)

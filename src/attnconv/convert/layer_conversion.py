@@ -2,9 +2,9 @@
 
     conv(x)_q = sum_j x_{q + shift_j} W_j + b  =  sum_h (A_h x)_q W_h + b
 
-Head j attends to shift_j only. The border rule matches the padding mode, so outputs are also equal at the border.
-Hard heads convert back exactly. For soft heads, let E_q be the indicators of the keys under the taps. The best
-convolution for white input has the matrices V_j that minimise
+Head j attends only to shift_j. The border rule matches the padding mode, so outputs also agree at the border. Hard
+heads convert back exactly. For soft heads, let E_q be the indicators of the keys under the taps. The best convolution
+for white-noise input has the matrices V_j that minimise
 
     sum_q || sum_j E_q[j] V_j - sum_h A_q[h] W_h ||^2.
 
@@ -44,8 +44,8 @@ from attnconv.theory.conv_taps import (
 from attnconv.theory.error_bounds import merged_weight
 from attnconv.theory.lemma3_best_weights import Residuals, Spans, compare_outputs, nearest_weights
 
-# Neighbours of the target have probability eps^2 of float64, which vanishes in sums of every dtype. Keys further away
-# have probability zero in float32, not a denormal number.
+# In 1 / position^2. Neighbours of the target have probability eps^2 of float64, which vanishes in sums of every dtype.
+# Keys further away have probability zero in float32, not a denormal number.
 HARD_ALPHA = -2 * math.log(torch.finfo(torch.float64).eps)
 # A compromise for training (results/recast-finetune): softer heads reach a lower accuracy, harder ones hardly move.
 SOFT_ALPHA = 3.0
@@ -57,21 +57,21 @@ _MODES = {border: mode for mode, border in BORDERS.items()} | {"renormalise": "r
 def from_conv(
     conv: Convolution, *, alpha: float | None = None, weights: Literal["slices", "nearest"] = "slices"
 ) -> SelfAttention:
-    """Return an attention layer that equals a convolution (Theorem 1), with heads in the order of kernel positions.
+    """Convert a convolution to an equivalent attention layer (Theorem 1), with one head per kernel position, row-major.
 
     Args:
         conv: nn.Conv1d, nn.Conv2d, nn.Conv3d or one of their transposed counterparts, with any stride, dilation,
             padding, padding mode, groups and floating-point dtype.
-        alpha: Sharpness of the heads, in 1 / pixel^2. None uses `HARD_ALPHA`: the heads are hard in every dtype, the
-            layer equals the convolution, and centres and spreads are frozen. A smaller alpha gives soft heads, which
-            have a known error bound and can be trained; `SOFT_ALPHA` = 3 is recommended for training.
-        weights: Matrices of the heads: `slices` of the kernel, for which `error_bound` is valid, or, for soft heads,
-            the ones `nearest` to the convolution inside the image.
+        alpha: Sharpness of the heads, in 1 / position^2. None uses `HARD_ALPHA`, which makes heads hard in every dtype
+            and the layer equivalent to the convolution, and freezes centres and spreads. A smaller alpha gives soft
+            heads, which have an error bound and can be trained; `SOFT_ALPHA` = 3 is recommended for training.
+        weights: Matrices of the heads: `slices` for those of the kernel, for which `error_bound` is valid, or `nearest`
+            for those with which soft heads best approximate the convolution away from the border.
 
     Raises:
         TypeError: `conv` is not one of these convolutions, or is lazy, quantised or complex.
         ValueError: `alpha` is not positive, or not finite in the convolution's dtype; `weights` is unknown; a weight is
-            not finite or is computed from others; or the dtype cannot represent the shift of a tap.
+            not finite or is parametrised; or the dtype cannot represent the shift of a tap.
 
     Example:
         >>> conv, x = torch.nn.Conv2d(3, 4, kernel_size=3, padding=1), torch.randn(2, 3, 6, 7)
@@ -86,7 +86,7 @@ def from_conv(
         centres = torch.tensor(taps(conv))
         held = centres.to(conv.weight.dtype)
         if not torch.equal(held.long(), centres):
-            requirement, fix = "must have a dtype that represents its shifts", "Convert it with conv.float() first."
+            requirement, fix = "must have a dtype that can represent its shifts", "Convert it with conv.float() first."
             raise ValueError(bad("conv", requirement, str(conv.weight.dtype), fix))
         encoding = Quadratic(*centres.shape)
         encoding.requires_grad_(alpha is not None)
@@ -99,18 +99,18 @@ def from_conv(
 
 
 def equation_9(conv: Forward, *, alpha: float = 46.0) -> SelfAttention:
-    """Return the layer of the paper's proof: the attention of equation (8) with the parameters of equation (9).
+    """Convert a convolution as in the paper's proof: attention by equation (8) with the parameters of equation (9).
 
         v_h = -alpha (1, -2 Delta_h),   r_delta = (|delta|^2, delta),   W_qry = W_key = 0,   W^_key = I
 
     Every score is then ``-alpha (|delta - Delta_h|^2 - |Delta_h|^2)``. All four terms of equation (8) are computed.
 
     Args:
-        conv: nn.Conv1d, nn.Conv2d or nn.Conv3d. Every query must be on a pixel, since equation (8) uses its content.
-        alpha: Sharpness of the heads, in 1 / pixel^2; 46 in the paper.
+        conv: nn.Conv1d, nn.Conv2d or nn.Conv3d. Every query must be inside the image, as equation (8) uses its content.
+        alpha: Sharpness of the heads, in 1 / position^2; 46 in the paper.
 
     Raises:
-        TypeError, ValueError: As in `from_conv`, or `conv` is transposed.
+        TypeError, ValueError: As in `from_conv`, or `conv` is a transposed convolution.
 
     Example:
         >>> layer = equation_9(torch.nn.Conv1d(2, 2, kernel_size=3, padding=1))
@@ -119,7 +119,7 @@ def equation_9(conv: Forward, *, alpha: float = 46.0) -> SelfAttention:
     """
     check_convolution(conv)
     if not isinstance(conv, Forward):
-        raise TypeError(bad("conv", "must not be transposed, since queries must be on pixels", type(conv).__name__))
+        raise TypeError(bad("conv", "must be an nn.Conv1d, nn.Conv2d or nn.Conv3d", type(conv).__name__))
     _checked(alpha, conv.weight.dtype)
     with torch.no_grad(), torch.device("cpu"):
         centres = torch.tensor(taps(conv), dtype=torch.float64)
@@ -137,7 +137,7 @@ def equation_9(conv: Forward, *, alpha: float = 46.0) -> SelfAttention:
 def layer_for(conv: Convolution, encoding: Encoding, weight: Tensor | None = None) -> SelfAttention:
     """Return a layer with the given heads and a convolution's geometry, bias, training mode, device and dtype.
 
-    `weight` has one matrix per head, (h, c / groups, d); None uses those of the convolution, with one head per tap.
+    `weight` has one matrix per head, (h, c / groups, d); None for those of the convolution, with one head per tap.
     """
     if isinstance(conv, Forward):
         geometry: dict[str, Any] = {"border": BORDERS[conv.padding_mode]}
@@ -173,16 +173,16 @@ def to_conv(
     *,
     x: Float[Tensor, "b c *sizes"] | None = None,
 ) -> Convolution:
-    """Return the convolution that equals an attention layer with hard heads, or the nearest one of a given kernel size.
+    """Convert a layer with hard heads to the equivalent convolution, or any layer to the nearest one of a given size.
 
-    A layer from `from_conv` converts back to its convolution, with weights that are equal bit for bit. Other layers
-    with hard heads get the smallest kernel that is centred on the query and contains all of their shifts.
+    A layer from `from_conv` converts back to its convolution, with bit-identical weights. For hard heads without a
+    window, the kernel is the smallest one that is centred on the query and contains all of their shifts.
 
     Args:
         layer: Any attention layer.
         kernel_size: Kernel size of the nearest convolution, one number or one per axis, centred like the layer's window
-            or, without a window, on the query. None returns the exact convolution of hard heads.
-        x: Images; required with a kernel size. Their content is only used if attention depends on it.
+            or, without a window, on the query. None for the convolution that is equivalent to hard heads.
+        x: Images; required with a kernel size. Their content is used only if attention depends on it.
 
     Returns:
         The convolution, with the layer's stride, groups, bias, dtype and training mode. Its padding mode corresponds to
@@ -190,8 +190,9 @@ def to_conv(
 
     Raises:
         TypeError: `layer` is not an attention layer, or `x` is not a dense floating-point tensor.
-        ValueError: The layer is on the meta device; its heads are soft, not at taps of its window, or attend beyond its
-            padding; `x` is missing or has another number of axes; or the kernel cannot be centred, or is too large.
+        ValueError: The layer is on the meta device; without a kernel size, its heads are soft, not at taps of its
+            window, or attend beyond its padding; with a kernel size, `x` is missing or has the wrong number of axes, or
+            the kernel is too large or cannot be centred.
 
     Example:
         >>> conv = torch.nn.Conv2d(2, 3, kernel_size=3, padding=1, padding_mode="reflect")
@@ -211,32 +212,32 @@ def to_conv(
 
 
 def conversion_error(layer: SelfAttention, conv: Convolution, x: Float[Tensor, "b c *sizes"]) -> Residuals:
-    """Compute the root-mean-square error of a convolution for white input, relative to a layer's output.
+    """Compute the root-mean-square error of a convolution for white-noise input, relative to a layer's output.
 
         sqrt( sum_q || sum_j E_q[j] V_j - sum_h A_q[h] W_h ||^2 / sum_q || sum_h A_q[h] W_h ||^2 )
 
-    Biases are ignored. If attention depends on content, the error covers all images in `x`; otherwise only their size
-    is used. (`imitation_error` is relative to the output of the convolution.)
+    Biases are ignored. If attention depends on content, the error covers all images in `x`; otherwise, only their size
+    is used. (`imitation_error` is relative to the convolution's output.)
 
     Raises:
-        ValueError: The channels, groups, strides or output sizes of the two do not match.
+        ValueError: Channels, groups, strides or output sizes of layer and convolution do not match.
     """
     return compare_outputs(layer, conv, x, None)[0]
 
 
 def _exact(layer: SelfAttention) -> tuple[Convolution, Float[Tensor, "j i d"]]:
-    """Return the convolution of hard heads, with its weights not yet set, and the matrix of each tap."""
+    """Return the convolution of hard heads, whose weights are not yet set, and the matrix of each tap."""
     shifts = layer.hard_shifts()
     if shifts is None:
         fix = "Pass a kernel size and images to get the nearest convolution."
-        raise ValueError(bad("layer", "must have hard heads to equal a convolution", "soft heads", fix))
+        raise ValueError(bad("layer", "must have hard heads to be equivalent to a convolution", "soft heads", fix))
     sizes = layer.kernel_size
     conv = _centred(layer, shifts) if sizes is None else _convolution(layer, sizes, layer.dilation, layer.border)
     known, weight = taps(conv), merged_weight(layer)
     if strays := [shift for shift in shifts if shift not in set(known)]:
         fix = "Pass a larger kernel size and images."
-        raise ValueError(bad("layer", "must have its heads at taps of its window", f"heads at {strays[:3]}", fix))
-    if shifts != known:  # another order, several heads at one tap, or taps without a head
+        raise ValueError(bad("layer", "must have all heads at taps of its window", f"heads at {strays[:3]}", fix))
+    if shifts != known:  # a different order, several heads at one tap, or taps without a head
         places = torch.tensor([known.index(shift) for shift in shifts], device=weight.device)
         weight = weight.new_zeros((len(known), *weight.shape[1:])).index_add(0, places, weight)
     return conv, weight
@@ -245,10 +246,10 @@ def _exact(layer: SelfAttention) -> tuple[Convolution, Float[Tensor, "j i d"]]:
 def _nearest(
     layer: SelfAttention, kernel_size: int | Sequence[int], x: Tensor | None
 ) -> tuple[Convolution, Float[Tensor, "j i d"]]:
-    """Return the nearest convolution, with its weights not yet set, and V."""
+    """Return the nearest convolution, whose weights are not yet set, and the matrices V."""
     if x is None:
         fix = "Pass images, or zeros of their shape if attention does not depend on content."
-        raise ValueError(bad("x", "must be given with a kernel size", None, fix))
+        raise ValueError(bad("x", "must be given if kernel_size is given", None, fix))
     check_dense(x, "x", least=1, dims=layer.dims)
     sizes = per_axis("kernel_size", kernel_size, layer.dims, least=1)
     most = tuple(2 * (size + sum(pad)) - 1 for size, pad in zip(x.shape[2:], layer.padding, strict=True))
@@ -269,21 +270,21 @@ def _nearest(
 
 
 def _centred(layer: SelfAttention, shifts: Sequence[Sequence[int]]) -> Convolution:
-    """Return a convolution with the smallest query-centred kernel that contains all shifts of a free layer."""
+    """Return a convolution with the smallest query-centred kernel that contains all shifts; the layer has no window."""
     along = list(zip(*shifts, strict=True))  # per axis, the shift of each head
     reach = [max(map(abs, axis)) for axis in along]
     steps = [max(math.gcd(*axis), 1) for axis in along]
     sizes = tuple(2 * far // step + 1 for far, step in zip(reach, steps, strict=True))
-    outside = []  # per side of the image that heads attend to: how far they reach beyond it, and the padding there
+    outside = []  # per side of the image towards which heads attend: how far they reach beyond it, and its padding
     for axis, (before, after) in zip(along, layer.padding, strict=True):
         outside += [(far, pad) for far, pad in ((-min(axis), before), (max(axis), after)) if far > 0]
     border = layer.border
     zeros = border == "zero" and all(pad > 0 for _, pad in outside)  # the nearest lattice point is a padding zero
     if border not in ("renormalise", "replicate") and not zeros and any(far > pad for far, pad in outside):
         if border != "zero" or any(pad > 0 for _, pad in outside):
-            got = f"heads up to {max(outside)[0]} pixels out with padding {layer.padding} and border {border!r}"
+            got = f"heads up to {max(outside)[0]} positions outside, padding {layer.padding} and border {border!r}"
             raise ValueError(bad("layer", "must not attend beyond its padding", got, "Increase the padding."))
-        border = "renormalise"  # the nearest lattice point is a pixel, as without padding
+        border = "renormalise"  # the nearest lattice point is a key, as without padding
     return _convolution(layer, sizes, steps, border)
 
 
@@ -292,14 +293,14 @@ def _convolution(layer: SelfAttention, sizes: Sequence[int], steps: Sequence[int
     old = layer.kernel_size or (1,) * layer.dims
     more = [step * (size - before) for size, before, step in zip(sizes, old, steps, strict=True)]
     if any(extent % 2 for extent in more):
-        fix = "Change it by an even number per axis."
-        raise ValueError(bad("kernel_size", f"must keep the centre of kernel size {old}", sizes, fix))
+        fix = "Increase or reduce it by an even number on each axis."
+        raise ValueError(bad("kernel_size", f"must have the same centre as kernel size {old}", sizes, fix))
     known = layer.padding if layer.window else ((0, 0),) * layer.dims
     pads = tuple((first + extent // 2, last + extent // 2) for (first, last), extent in zip(known, more, strict=True))
     same = not layer.transposed and set(layer.stride) == {1} and pads == padding_of("same", sizes, steps)
     plain = all(first == last and first >= 0 for first, last in pads)
     if not plain and not same:
-        raise ValueError(bad("layer", "must have padding that PyTorch supports", f"(before, after) = {pads}"))
+        raise ValueError(bad("layer", "must have equal, non-negative padding before and after", pads))
     like = next(layer.parameters())
     options: dict[str, Any] = {"stride": layer.stride, "dilation": steps, "groups": layer.groups}
     options |= {"padding": tuple(first for first, _ in pads) if plain else "same"}
@@ -310,7 +311,7 @@ def _convolution(layer: SelfAttention, sizes: Sequence[int], steps: Sequence[int
 
 
 def _checked(alpha: float, dtype: torch.dtype) -> float:
-    """Return `alpha` if sqrt(2 alpha) is finite in the layer's dtype, and its square in that of the scores."""
+    """Return `alpha` if sqrt(2 alpha) is finite in the layer's dtype, and its square in the dtype of scores."""
     wanted = math.sqrt(2 * alpha) if is_real(alpha) and alpha > 0 else 0.0
     spread = torch.tensor(wanted, dtype=torch.float64, device="cpu").to(dtype)
     squared = float(spread.to(score_dtype(dtype)).square())

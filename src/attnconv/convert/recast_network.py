@@ -1,7 +1,7 @@
-"""Replacement of a network's convolutions with equal attention layers, and back.
+"""Replacement of a network's convolutions with equivalent attention layers, and back.
 
 Layers are converted first. Then `copy.deepcopy` copies the model with a memo that maps old to new layers, so that all
-references to them are replaced: as child modules, in lists, or bound in hooks.
+references to them are replaced, whether as child modules, in lists or in hooks.
 """
 
 import copy
@@ -37,12 +37,12 @@ def recast(
 
     Args:
         model: Any module, such as a model from torchvision, timm or Hugging Face, or a single convolution.
-        alpha: Sharpness of the heads. None uses hard heads, so that the outputs are equal. See `from_conv`.
-        weights: Matrices of soft heads, `slices` of the kernels or `nearest` to the convolutions. See `from_conv`.
+        alpha: Sharpness in 1 / position^2; None for hard heads, with the same outputs up to rounding. See `from_conv`.
+        weights: Matrices of the heads, `slices` or `nearest`; see `from_conv`.
         only: Layers to replace: name patterns (`"layer1.*"`, or `"!stem.*"` to exclude layers), or a function of name
-            and module; None for all convolutions. At least one must be selected.
-        fast: Run hard heads as shifts, at the cost of a convolution (`SelfAttention.plan`). False computes every
-            probability from centres and alpha. Loading a state dict discards the plan; restore it with `plan_shifts`.
+            and module that returns a bool; None for all convolutions. At least one must be selected.
+        fast: Run hard heads as shifts, at the cost of a convolution (see `SelfAttention.plan`), instead of computing
+            all probabilities. Loading a state dict discards the plan; call `plan_shifts` to restore it.
 
     Returns:
         The copy, on the device of the model. Attention layers have parameters `weight` (heads, in / groups, out),
@@ -50,7 +50,7 @@ def recast(
         reparameterisation, some state-space models) is not supported: run it before `recast`, or exclude those layers.
 
     Raises:
-        TypeError, ValueError: A convolution cannot be converted (the message has its name and the reason); the model
+        TypeError, ValueError: A convolution cannot be converted (the message gives its name and the reason); the model
             has none, or keeps a method of one, such as `conv.forward`; or `only` selects none.
 
     Example:
@@ -63,7 +63,7 @@ def recast(
     _check_all(found)
     _check_whole(model, found)
     _check_ties(model, found)
-    with torch.random.fork_rng(devices=[]):  # new layers draw random initial weights
+    with torch.random.fork_rng(devices=[]):  # new layers sample random initial weights
         made = _transcribe(model, found, lambda conv: from_conv(conv, alpha=alpha, weights=weights))
     for name in found:
         layer: Any = made.get_submodule(name)
@@ -74,7 +74,7 @@ def recast(
 
 
 def plan_shifts(model: nn.Module) -> int:
-    """Run every layer with hard heads as shifts, until `unplan` or a loaded state dict; return the number of layers.
+    """Plan every layer with hard heads to run as shifts (see `SelfAttention.plan`), and return the number of layers.
 
     Raises:
         TypeError: `model` is not a module.
@@ -91,7 +91,7 @@ def plan_shifts(model: nn.Module) -> int:
 
 
 def restore(model: nn.Module, *, only: Only = None) -> nn.Module:
-    """Return a copy of a network with its attention layers replaced by equal convolutions, the inverse of `recast`.
+    """Return a copy of a network with attention layers replaced by equivalent convolutions; the inverse of `recast`.
 
     The weights of recast layers are restored bit for bit.
 
@@ -100,7 +100,8 @@ def restore(model: nn.Module, *, only: Only = None) -> nn.Module:
         only: Layers to replace, as in `recast`.
 
     Raises:
-        ValueError: A selected layer does not equal a convolution, or the model has no attention layers.
+        TypeError: `model` is not a module.
+        ValueError: A selected layer is not equivalent to a convolution, or the model has no attention layers.
 
     Example:
         >>> cnn = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU())
@@ -169,15 +170,15 @@ def _check_whole(model: nn.Module, found: dict[str, nn.Module]) -> None:
     for name, module in model.named_modules():
         if any(nn.parameter.is_lazy(value) for value in module.parameters(recurse=False)):
             fix = "Run the model once on an image to initialise its lazy layers."
-            raise TypeError(bad(name, "must be initialised", f"{type(module).__name__}, not materialised", fix))
+            raise TypeError(bad(name, "must be initialised", f"an uninitialised {type(module).__name__}", fix))
         compiled = module._compiled_call_impl is not None or type(module).__module__.startswith("torch._dynamo")
         if compiled and any(not name or other == name or other.startswith(f"{name}.") for other in found):
-            got = f"{type(module).__name__}, compiled"
+            got = f"a compiled {type(module).__name__}"
             raise ValueError(bad(name or "model", "must not be compiled", got, "Compile the result of recast instead."))
 
 
 def _check_ties(model: nn.Module, found: dict[str, nn.Module]) -> None:
-    """Raise an error if a convolution shares its weight with a module that uses another layout of it."""
+    """Raise an error if a convolution shares its weight with a module that uses a different layout."""
     layouts: dict[nn.Parameter, tuple[str, object]] = {}
     replaced = set(found.values())
     for path, module in model.named_modules():
@@ -189,8 +190,8 @@ def _check_ties(model: nn.Module, found: dict[str, nn.Module]) -> None:
                 layout = "forward" if isinstance(module, Forward) else ("transposed", module.groups)
             other, known = layouts.setdefault(parameter, (path, layout))
             if known != layout and (module in replaced or other in found):
-                fix = "Exclude both with `only`, or untie the weight."
-                raise ValueError(bad(path, "must share its weight only with convolutions of the same kind", other, fix))
+                fix, got = "Exclude both with `only`, or untie the weight.", f"a weight shared with {other!r}"
+                raise ValueError(bad(path, "must share its weight only with convolutions of the same kind", got, fix))
 
 
 def _transcribe(model: nn.Module, found: dict[str, nn.Module], make: Callable[[Any], nn.Module]) -> nn.Module:
@@ -216,7 +217,7 @@ def _transcribe(model: nn.Module, found: dict[str, nn.Module], make: Callable[[A
             continue
         if getattr(type(held.__self__), held.__name__, None) is not held.__func__:
             got = f"{type(model).__name__}, which keeps {held.__qualname__}"
-            raise ValueError(bad("model", "must not keep methods of replaced modules", got, "Call the module."))
+            raise ValueError(bad("model", "must not keep methods of replaced modules", got, "Keep the module instead."))
     gone = {part for old in made for part in old.modules()} - made.keys()  # parts of replaced modules
     for name, module in model.named_modules(remove_duplicate=False):
         if module in gone:
@@ -258,7 +259,7 @@ def _take_over(old: nn.Module, new: nn.Module, shared: dict[nn.Parameter, nn.Par
 
 
 def _move_hooks(old: nn.Module, new: nn.Module, known: dict[int, object]) -> None:
-    """Copy the hooks, except those that the library's own classes register."""
+    """Copy the hooks from `old` to `new`, except those that the library's own classes register."""
     for key in _HOOKS:
         before, after = vars(old).get(key), vars(new)[key]
         if isinstance(before, dict):

@@ -31,15 +31,15 @@ ALLOWED: dict[torch.dtype, float] = {torch.float64: 1e-10, torch.float32: 1e-5, 
 @final
 @dataclass(frozen=True)
 class Proof:
-    """Result of computing one convolution by attention.
+    """Result of computing one convolution with attention.
 
     Attributes:
         title: Description of the convolution and the image.
         dtype: Dtype of weights, image and output.
-        way: `dense` (softmax of all scores), `kronecker` (one softmax per axis), or `shift` (hard heads run as shifts).
-        alpha: Sharpness of the heads, in 1 / pixel^2.
+        way: Method: `dense` (softmax of all scores), `kronecker` (one softmax per axis) or `shift` (for hard heads).
+        alpha: Sharpness of the heads, in 1 / position^2.
         hard: Whether the heads are hard in this dtype.
-        relative: Largest absolute difference from the convolution in float64, over its largest absolute output.
+        relative: Largest absolute difference from the convolution's output in float64, over its largest absolute value.
         tightness: Largest ratio of error to error bound over output channels; at most 1 if the bound holds.
     """
 
@@ -53,10 +53,10 @@ class Proof:
 
 
 def draw_convolution(source: random.Random, dtype: torch.dtype) -> tuple[Convolution, Tensor]:
-    """Draw a random convolution and an image for it.
+    """Sample a convolution and two images for it, with the random number generator `source` and the given dtype.
 
-    Covers one to three axes; forward and transposed; even and non-square kernels of 1 to 5; strides and dilations up to
-    3; padding as numbers, "same" or "valid"; all padding modes; one, two or four groups; with and without bias.
+    Convolutions are forward or transposed, with one to three axes, kernel sizes 1 to 5, strides and dilations 1 to 3,
+    padding as numbers, "same" or "valid", any padding mode, one, two or four groups, and with or without bias.
     """
     dims = source.choice((1, 2, 2, 3))
 
@@ -88,12 +88,13 @@ def draw_convolution(source: random.Random, dtype: torch.dtype) -> tuple[Convolu
 
 
 def prove(cases: int = 200, *, seed: int = 0, soft: bool = False) -> Iterator[Proof]:
-    """Draw random convolutions, compute each by attention, and yield one result per convolution and method.
+    """Sample random convolutions, compute each with attention, and yield one result per convolution and method.
 
     Args:
         cases: Number of convolutions, distributed evenly over float64, float32 and bfloat16.
         seed: Seed of the random convolutions.
-        soft: Use soft heads with a random alpha from 0.3 to 20, by `kronecker` only, instead of hard heads in all ways.
+        soft: Use soft heads, with alpha sampled log-uniformly from 0.3 to 20 / position^2, and only the `kronecker`
+            method, instead of hard heads and all methods.
     """
     source, dtypes = random.Random(seed), list(ALLOWED)
     ways: tuple[Way, ...] = ("kronecker",) if soft else WAYS
@@ -105,7 +106,7 @@ def prove(cases: int = 200, *, seed: int = 0, soft: bool = False) -> Iterator[Pr
 
 
 def perform(layer: SelfAttention, x: Tensor, way: Way) -> Tensor:
-    """Return the output of a layer computed in one of the `WAYS`; all except `shift` raise if a convolution is run."""
+    """Return a layer's output computed with one of the `WAYS`; all but `shift` raise an error if a convolution runs."""
     if way == "shift":
         layer.plan(x.shape[2:], choose="shift")
         return layer(x)
@@ -116,7 +117,7 @@ def perform(layer: SelfAttention, x: Tensor, way: Way) -> Tensor:
 
 
 def no_convolutions() -> AbstractContextManager[Any]:
-    """Return a context manager in which every PyTorch convolution, by any name, raises a RuntimeError."""
+    """Return a context manager in which every PyTorch convolution operation raises a `RuntimeError`."""
     return _NoConvolutions()  # type: ignore[no-untyped-call]
 
 
@@ -156,12 +157,12 @@ class LayerComparison:
     Attributes:
         name: Name of the layer in the model.
         heads: Number of heads.
-        alpha: Smallest alpha of the heads, in 1 / pixel^2; None if they are not axis-aligned Gaussians.
+        alpha: Smallest alpha of the heads, in 1 / position^2; None if they are not axis-aligned Gaussians.
         scale: Largest absolute output of the convolution.
         error: Largest absolute difference between the two outputs.
-        bound: `error_bound` for inputs of this range; None if `alpha` is None or weights are not slices of the kernel.
+        bound: `error_bound` for the inputs' range; None if `alpha` is None or weights are not slices of the kernel.
         flops: FLOPs of the convolution, 2 per multiply-add.
-        attention_flops: FLOPs of the attention layer as it runs.
+        attention_flops: FLOPs of the attention layer with its current plan and backend.
     """
 
     name: str
@@ -224,7 +225,7 @@ def compare(model: nn.Module, recast: nn.Module, *inputs: Tensor) -> Comparison:
 def _compare_layer(
     found: dict[str, LayerComparison], name: str, layer: SelfAttention, conv: Any, given: Any, options: Any, out: Tensor
 ) -> None:
-    """Compare both on the convolution's input; if it runs several times, keep the largest error relative to bound."""
+    """Compare both on the convolution's input; if it runs several times, keep the largest ratio of error to bound."""
     x = given[0] if given else options["input"]
     with FlopCounterMode(display=False) as before:
         conv.forward(*given, **options)

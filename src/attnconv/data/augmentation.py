@@ -1,9 +1,9 @@
 """Random crops, flips, colour jitter, cutout, mixup and CutMix for whole batches, on the device of the images.
 
-The augmentation of an image depends only on its row of random numbers, and not on its batch, process or device. Mixup
+The augmentation of an image depends only on its row of random numbers, not on the batch, process or device. Mixup
 (Zhang et al., 2018) and CutMix (Yun et al., 2019) combine each image x with another image x' of the batch, and their
 labels with the same weights lambda and 1 - lambda. Mixup averages the pixels, lambda x + (1 - lambda) x'. CutMix pastes
-a rectangle of x' into x, and lambda is the remaining fraction of x. Both draw lambda from Beta(a, a).
+a rectangle of x' into x, and lambda is the remaining fraction of x. Both sample lambda from Beta(a, a).
 """
 
 import torch
@@ -23,7 +23,7 @@ def augment(
     mean: tuple[float, ...],
     std: tuple[float, ...],
 ) -> Float32[Tensor, "b c height width"]:
-    """Augment and normalise a batch. Squares of cutout are zero after normalisation, which is the mean colour."""
+    """Augment and normalise a batch. Cutout squares are 0 after normalisation, which is the mean colour."""
     channels, height, width = images.shape[1:]
     chosen = settle(settings, channels=channels, size=min(height, width))
     # Each augmentation has its own columns, so that turning one off does not affect the others.
@@ -47,7 +47,7 @@ def normalise(
     """Normalise uint8 images to (x / 255 - mean) / std per channel.
 
     Args:
-        images: Images with values 0 to 255.
+        images: Images with values from 0 to 255.
         mean: Mean of each channel, for pixels scaled to [0, 1].
         std: Standard deviation of each channel, positive.
 
@@ -64,7 +64,7 @@ def normalise(
 def _normalise(
     pixels: Float32[Tensor, "b c height width"], mean: tuple[float, ...], std: tuple[float, ...]
 ) -> Float32[Tensor, "b c height width"]:
-    """Compute (pixels - mean) / std in place, by channel, since copying a tensor of constants would stall a GPU."""
+    """Compute (pixels - mean) / std in place, per channel, since copying a tensor of constants would stall a GPU."""
     channels = pixels.shape[1]
     for name, values in (("mean", mean), ("std", std)):
         if len(values) != channels:
@@ -111,7 +111,7 @@ def _reflected(positions: Int64[Tensor, "b n"], size: int) -> Int64[Tensor, "b n
 def _jitter(
     pixels: Float32[Tensor, "b c height width"], *factors: Float32[Tensor, " b"]
 ) -> Float32[Tensor, "b c height width"]:
-    """Scale brightness, contrast and saturation, in this order, by factors for each image."""
+    """Scale brightness, contrast and saturation, in this order, by the factors of each image."""
     brightness, contrast, saturation = (factor[:, None, None, None] for factor in factors)
     pixels = (pixels * brightness).clamp_(0.0, 1.0)
     middle = grey(pixels).mean(dim=(2, 3), keepdim=True)
@@ -120,7 +120,7 @@ def _jitter(
 
 
 def grey(pixels: Float[Tensor, "b c height width"]) -> Float[Tensor, "b 1 height width"]:
-    """Return the luma of RGB images (ITU-R BT.601), or the mean of the channels for any other number of channels."""
+    """Return the luma of RGB images (ITU-R BT.601), or the mean of all channels if there are not three."""
     if pixels.shape[1] != 3:
         return pixels.mean(dim=1, keepdim=True)
     red, green, blue = pixels.split(1, dim=1)
@@ -178,11 +178,11 @@ def mix(
 
 
 def beta(parameter: float, uniforms: Float32[Tensor, "b pairs"]) -> Float32[Tensor, " b"]:
-    """Draw from Beta(a, a), 0 < a <= 1, by Jöhnk's method: x / (x + y) for x = u^(1/a), y = v^(1/a) if x + y <= 1.
+    """Sample from Beta(a, a), 0 < a <= 1, by Jöhnk's method: x / (x + y) for x = u^(1/a), y = v^(1/a) if x + y <= 1.
 
     Each pair (u, v) is accepted with probability at least 1/2. The result is computed from the first of twelve pairs
-    that is accepted, or is 1/2 if none is (once in 4096 draws for a = 1, practically never for a = 0.2). The first half
-    of the columns of `uniforms` is u, the second half v.
+    that is accepted, or is 1/2 if none is (once in 4096 samples for a = 1, practically never for a = 0.2). The first
+    half of the columns of `uniforms` contains u, the second half v.
     """
     # Logarithms avoid the underflow of u^(1/a) for small a. 1 - u is in (0, 1], where the logarithm is finite.
     log_x, log_y = (torch.log1p(-uniforms) / parameter).chunk(2, dim=1)
@@ -193,7 +193,7 @@ def beta(parameter: float, uniforms: Float32[Tensor, "b pairs"]) -> Float32[Tens
 
 
 def _partners(draws: Float32[Tensor, " b"]) -> Int64[Tensor, " b"]:
-    """Choose partners by a random cycle through the batch, in which only the image of a batch of one is its own."""
+    """Choose partners by a random cycle through the batch; an image is its own partner only in a batch of one."""
     order = torch.argsort(draws, stable=True)
     partner = torch.empty_like(order)
     partner[order] = order.roll(1)

@@ -3,9 +3,9 @@
 The folder `root` is searched for the following formats, in this order:
 
 1. the official archive, `cifar-10-python.tar.gz`;
-2. its unpacked files, `cifar-10-batches-py/data_batch_1` and so on, also directly in `root`;
-3. parquet files in the layout of the Hugging Face hub, `train-*.parquet` and `test-*.parquet`, in `root` or in its
-   subfolder `data`, `plain_text`, or with the name of the data set.
+2. its unpacked files, `cifar-10-batches-py/data_batch_1` and so on, or the same files directly in `root`;
+3. parquet files in the layout of the Hugging Face hub, `train-*.parquet` and `test-*.parquet`, in `root` or in a
+   subfolder `data`, `plain_text` or with the name of the data set.
 
 If none is found, the archive is downloaded from the website of the data set. Formats 1 and 2 give the same images in
 the same order; format 3 keeps the order of the parquet files. Official files are verified against their published
@@ -176,7 +176,7 @@ def _download(facts: Cifar, root: Path, *, download: bool, progress: Progress | 
             tried, reason = error, f"the download {what}: {str(error).rstrip('.')}"
     fix = (
         f"Download {archive.url} ({archive.size:,} bytes, SHA-256 {archive.sha256}) to this folder, unpacked or not,"
-        " add parquet files in the layout of the Hugging Face hub, or pass another data.root."
+        " add parquet files in the layout of the Hugging Face hub, or pass a different data.root."
     )
     got = f"none of {archive.name}, {facts.folder}, train-*.parquet in {root.absolute()}"
     raise ValueError(bad("data.root", f"must contain {facts.title}", got, fix, origin=reason)) from tried
@@ -235,13 +235,13 @@ def _complete(remote: Remote, file: FileIO, *, progress: Progress | None) -> Non
         elif now != remote.size and (refused or idle >= _ATTEMPTS):
             got = f"{now:,} of {remote.size:,} bytes ({reason})"
             fix = "The next download will resume from here." if now else ""
-            raise ConnectionError(bad(remote.url, "must be reachable", got, fix))
+            raise ConnectionError(bad(remote.url, "must send the complete file", got, fix))
         if idle:
             time.sleep(min(0.25 * 2**idle, 4.0))
 
 
 def _append(remote: Remote, file: FileIO, *, progress: Progress | None) -> Exception | str:
-    """Send one request for the rest of the file; return the reason why it ended."""
+    """Send one request for the rest of the file; return the reason for its end."""
     have = file.seek(0, os.SEEK_END)
     request = urllib.request.Request(remote.url, headers={"Range": f"bytes={have}-"} if have else {})
     try:
@@ -294,7 +294,7 @@ def read_archive(path: Path, facts: Cifar) -> dict[str, ImageSet]:
 
 
 class _Stub:
-    """Placeholder for all classes and functions in a pickle; stores the state, whose last entry is an array's bytes."""
+    """Placeholder for every class and function in a pickle; for arrays, the last entry of the state is their bytes."""
 
     def __init__(self, *_: object) -> None:
         pass

@@ -1,7 +1,7 @@
-"""The digits of scikit-learn: 1797 handwritten digits of 8 x 8 grey pixels, which need no download.
+"""The digits of scikit-learn: 1797 greyscale images of handwritten digits, 8 x 8 pixels; no download is needed.
 
-Pixel values v from 0 to 16 are scaled to uint8, round(255 v / 16). The test set is fixed: 360 images with equal shares
-of every digit. The same writers appear in training and test images, so accuracies are higher than on new writers.
+Pixel values v from 0 to 16 are scaled to uint8, round(255 v / 16). The test set is fixed: 360 images, about a fifth of
+every digit. The same writers appear in training and test images, so accuracies are higher than for unseen writers.
 """
 
 import base64
@@ -24,7 +24,7 @@ _TEST = (
 
 def read_digits() -> tuple[ImageSet, ImageSet]:
     """Read the training set (1437 images) and the test set (360 images)."""
-    # The file of sklearn.datasets.load_digits. Importing scikit-learn would take as long as several epochs.
+    # The file that sklearn.datasets.load_digits reads. Importing scikit-learn would take as long as several epochs.
     package = importlib.util.find_spec("sklearn")
     if package is None or not package.submodule_search_locations:
         raise ModuleNotFoundError("No module named 'sklearn'", name="sklearn")

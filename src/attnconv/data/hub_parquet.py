@@ -1,7 +1,7 @@
 """Read parquet files in the layout of the Hugging Face hub, such as `train-00000-of-00004.parquet`.
 
 The columns are `img`, a struct of `bytes` (a PNG file) and `path`, and integer columns of labels. Since a small file
-can decompress to many gigabytes, the numbers of rows and bytes are validated first, and few rows are read at a time.
+can decompress to many gigabytes, the numbers of rows and bytes are validated first, and a few rows are read at a time.
 """
 
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ _AT_ONCE = 1 << 28  # maximum size in bytes of the rows in memory, even if one r
 
 
 def read_parquet(folder: Path, labels: str, rows: dict[str, int]) -> dict[str, ImageSet] | None:
-    """Read the splits of a folder, with the given numbers of `rows`; return None if there are no parquet files."""
+    """Read the splits, which must have the given numbers of `rows`; return None if there are no parquet files."""
     files = {split: sorted(folder.glob(f"{split}*.parquet")) for split in rows}
     if not any(files.values()):
         return None
@@ -61,7 +61,7 @@ def _bytes(file: pq.ParquetFile, group: int) -> int:
 
 @contextmanager
 def _opened(path: Path, labels: str) -> Iterator[pq.ParquetFile]:
-    """Open a parquet file, and convert errors of pyarrow in the block to `ValueError` with the file's name."""
+    """Open a parquet file, and convert errors from pyarrow in the block to `ValueError` with the file's name."""
     try:
         with pq.ParquetFile(path) as file:
             yield file

@@ -1,8 +1,8 @@
 """Read image files and folders of images. This is the only module that opens image files, which are untrusted.
 
 The format, size and bit depth, and the chunks of PNG files, are validated before pixels are decoded. Pillow needs 4
-bytes per pixel, and up to 10 while it removes transparency, which is 800 MB for the largest image allowed. Large images
-are decoded one at a time.
+bytes per pixel, and up to 10 while it removes transparency: 800 MB for the largest image allowed. Large images are
+decoded one at a time.
 
 `read_folders` reads a data set with one folder per class, optionally in a folder per split:
 
@@ -43,10 +43,10 @@ from attnconv.data.settings import DataSettings
 # Other formats are disabled, which excludes Pillow's rarer decoders and the external programs that some of them start.
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 LARGEST_PICTURE = 80_000_000  # pixels
-LARGEST_WEBP = 12_000_000  # pixels; the decoder keeps several copies, with 16 bytes per pixel or 210 MB
+LARGEST_WEBP = 12_000_000  # pixels; the decoder keeps several copies, 16 bytes per pixel or 210 MB
 LARGE_PICTURE = 16_000_000  # pixels; larger images are decoded one at a time
-LONGEST_SIDE = 65_535  # pixels, the limit of JPEG; Pillow needs up to 50 bytes per pixel of very narrow images
-# Transposition of each EXIF orientation; the sideways ones exchange height and width.
+LONGEST_SIDE = 65_535  # pixels, the limit of JPEG; Pillow needs up to 50 bytes per pixel for very narrow images
+# Transposition for each EXIF orientation; the sideways ones exchange height and width.
 _SIDEWAYS = {5: Transpose.TRANSPOSE, 6: Transpose.ROTATE_270, 7: Transpose.TRANSVERSE, 8: Transpose.ROTATE_90}
 _TURNS = {2: Transpose.FLIP_LEFT_RIGHT, 3: Transpose.ROTATE_180, 4: Transpose.FLIP_TOP_BOTTOM, **_SIDEWAYS}
 _DEEP = re.compile(r";16[BLN]")  # in Pillow's pixel layout; `BGR;16` has only 5 or 6 bits per channel
@@ -78,7 +78,7 @@ class TooLargeError(PictureError):
 def open_picture(
     source: Path | str | bytes, name: str = "", *, formats: tuple[str, ...] = FORMATS, largest: int = LARGEST_PICTURE
 ) -> Iterator[ImageFile.ImageFile]:
-    """Open an image file, or its content, and validate it; the image may have at most `largest` pixels.
+    """Open and validate an image of at most `largest` pixels, given its file or its content.
 
     Errors in the `with` block are converted to `PictureError`, with the `name` or the path of the image.
     """
@@ -100,7 +100,9 @@ def open_picture(
     except PictureError:
         raise
     except UnidentifiedImageError as error:
-        raise UnsupportedTypeError(bad(name, f"must be a {', '.join(formats)} image", "another format")) from error
+        raise UnsupportedTypeError(
+            bad(name, f"must be an image in the format {', '.join(formats)}", "another format")
+        ) from error
     except (Image.DecompressionBombError, Image.DecompressionBombWarning, MemoryError) as error:
         got = str(error) or "an image that does not fit in memory"
         raise TooLargeError(bad(name, f"must have at most {largest:,} pixels", got)) from error
@@ -112,16 +114,16 @@ def open_picture(
 def read_image(
     path: Path | str, size: int | tuple[int, int], *, channels: int = 3
 ) -> UInt8[Tensor, "channels height width"]:
-    """Read one image file, resize it to cover a rectangle, and crop it to the centre.
+    """Read an image file as uint8, resize it to cover the given size, and centre-crop it.
 
     Args:
         path: BMP, GIF, JPEG, PNG, PPM, TIFF or WebP file with at most 80,000,000 pixels (WebP 12,000,000) and sides of
             at most 65,535 pixels.
-        size: Height and width of the result in pixels, or one number for both, at least 1.
-        channels: 3 for RGB, 1 for grey.
+        size: Height and width of the result in pixels, or one integer for both, at least 1.
+        channels: 3 for RGB, 1 for greyscale.
 
     Raises:
-        ValueError: The file is missing, broken, too large or does not have 8 bits per channel, or an argument is
+        ValueError: The file is missing, broken or too large, or does not have 8 bits per channel, or an argument is
             invalid.
     """
     if min(sizes := (size, size) if isinstance(size, int) else size) < 1:
@@ -135,7 +137,7 @@ def read_image(
 def fit_picture(
     image: Image.Image, sizes: tuple[int, int], *, channels: int = 3
 ) -> UInt8[Tensor, "channels height width"]:
-    """Decode an open image, apply its EXIF orientation, resize it to cover a rectangle, and crop it to the centre.
+    """Decode an open image, apply its EXIF orientation, resize it to cover the given size, and centre-crop it.
 
     Only the first frame is decoded, and transparency is ignored.
     """
@@ -146,8 +148,8 @@ def fit_picture(
     turn = _orientation(image)
     width, height = sizes if turn in _SIDEWAYS else sizes[::-1]
     if image.mode == "P" and image.has_transparency_data:
-        image = image.convert("RGBA")  # avoids a warning of Pillow
-    # Images with palettes or transparency must be converted before resizing; for the others it is faster afterwards.
+        image = image.convert("RGBA")  # avoids a warning from Pillow
+    # Images with palettes or transparency must be converted before resizing; for others, converting later is faster.
     plain = image if image.mode in ("RGB", "L", "CMYK", "YCbCr") else image.convert(mode)
     fitted = ImageOps.fit(plain, (width, height), Image.Resampling.BILINEAR).convert(mode)
     if turn in _TURNS:  # faster after resizing
@@ -246,7 +248,7 @@ def _classes(folder: Path) -> tuple[str, ...]:
 def _read_set(folder: Path, classes: tuple[str, ...], size: int) -> ImageSet:
     if unknown := sorted(set(_classes(folder)) - set(classes)):
         got = f"{', '.join(unknown)} in {folder.absolute()}"
-        raise ValueError(bad("data.root", "must contain only classes of the training images", got))
+        raise ValueError(bad("data.root", "must contain only folders of classes that have training images", got))
     paths, labels = [], []
     for label, name in enumerate(classes):
         if not (folder / name).is_dir():
@@ -259,7 +261,7 @@ def _read_set(folder: Path, classes: tuple[str, ...], size: int) -> ImageSet:
         labels += [label] * len(found)
     if (needed := len(paths) * 3 * size * size) > LARGEST_SET:
         got = f"{size}, which requires {needed / (1 << 30):.1f} GiB for {len(paths):,} images"
-        raise ValueError(bad("image_size", f"must be small enough for {LARGEST_SET >> 30} GiB of images", got))
+        raise ValueError(bad("image_size", f"must be so small that all images fit in {LARGEST_SET >> 30} GiB", got))
     return ImageSet(_decode(paths, size), torch.tensor(labels))
 
 
@@ -283,12 +285,12 @@ def _decode(paths: list[Path], size: int) -> UInt8[Tensor, "n c size size"]:
 @final
 @dataclass(frozen=True, eq=False)
 class FolderPictures:
-    """Images of a folder.
+    """Images read from a folder.
 
     Attributes:
-        pixels: Images as uint8.
+        pixels: Images (b, channels, height, width), uint8.
         names: Paths of the files relative to the folder, escaped for printing.
-        notes: Reasons for skipped files, and files that were enlarged by more than a factor of two.
+        notes: One sentence for each skipped file, and one about files that were enlarged by more than a factor of two.
     """
 
     pixels: UInt8[Tensor, "b channels height width"]
@@ -305,18 +307,18 @@ def read_pictures(
     skip_broken: bool = False,
     varied: bool = False,
 ) -> FolderPictures:
-    """Read images from a folder, resize them to cover a rectangle, and crop them to the centre.
+    """Read images from a folder, resize them to cover the given sizes, and centre-crop them.
 
     Args:
         folder: Folder of images, which may be in subfolders.
         sizes: Height and width of the result in pixels.
-        count: Maximum number of images, at least 1. The subfolders contribute one image each in turn, by name.
-        channels: 3 for RGB, 1 for grey.
+        count: Maximum number of images, at least 1, taken from the subfolders in turn and in alphabetical order.
+        channels: 3 for RGB, 1 for greyscale.
         skip_broken: Skip files that cannot be read, instead of raising an error.
-        varied: Treat images with only one colour as broken.
+        varied: Treat images of a single colour as broken.
 
     Raises:
-        TypeError: `count` is not a whole number.
+        TypeError: `count` is not an integer.
         ValueError: A size is below 1, the folder is missing or contains no valid image, or files are broken and
             `skip_broken` is False (the message lists them).
     """
@@ -336,7 +338,7 @@ def read_pictures(
             broken.append(str(error))
     if broken and not skip_broken:
         fix = "Replace or remove them, or pass skip_broken=True:\n" + _listed(broken)
-        raise ValueError(bad(str(folder), "must contain valid images", f"{len(broken)} broken files", fix))
+        raise ValueError(bad(str(folder), "must contain only valid images", f"{len(broken)} broken files", fix))
     if not found:
         got = f"only broken files:\n{_listed(broken)}" if broken else "none"
         raise ValueError(bad(str(folder), f"must contain images ({', '.join(SUFFIXES)})", got))
@@ -355,7 +357,7 @@ def _read(path: Path, sizes: tuple[int, int], channels: int, varied: bool) -> tu
         width, height = image.size[::-1] if _orientation(image) in _SIDEWAYS else image.size
     factor = max(sizes[0] / height, sizes[1] / width)
     if varied and pixels[0].numel() > 1 and bool((pixels == pixels[:, :1, :1]).all()):
-        raise ValueError(bad(str(path), "must have more than one colour", f"{pixels[:, 0, 0].tolist()} everywhere"))
+        raise ValueError(bad(str(path), "must have more than one colour", f"{pixels[:, 0, 0].tolist()} in every pixel"))
     return pixels, factor
 
 

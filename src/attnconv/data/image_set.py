@@ -5,7 +5,7 @@ processes. The order of the images depends only on the seed and the epoch. *Glob
 divided among the processes, which therefore train on the same batches as a single process.
 
 Random numbers are a function of (seed, epoch, sample), computed by NumPy's Philox generator for the whole set at once.
-They are its raw output, which is the same in all releases of NumPy, unlike the methods of `np.random.Generator`.
+They are its raw output, which is the same in all releases of NumPy, unlike that of `np.random.Generator`.
 """
 
 from collections.abc import Iterator
@@ -29,8 +29,8 @@ class ImageSet:
     """Labelled images in memory.
 
     Args:
-        images: Images with values 0 to 255.
-        labels: Class index of each image, from 0.
+        images: Images (n, channels, height, width), uint8.
+        labels: Class index of each image, from 0, int64.
 
     Raises:
         ValueError: The shapes or dtypes are invalid, or the images have no pixels or channels.
@@ -51,7 +51,7 @@ class ImageSet:
             raise ValueError(bad("images", "must be uint8 of shape (n, channels, height, width)", got))
         if tuple(self.labels.shape) != shape[:1] or self.labels.dtype != torch.int64:
             got = f"shape {tuple(self.labels.shape)} of {self.labels.dtype}"
-            raise ValueError(bad("labels", f"must be {shape[0]} int64 numbers, one for each image", got))
+            raise ValueError(bad("labels", f"must be {shape[0]} int64 numbers, one per image", got))
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -81,7 +81,7 @@ class Splits:
 
     Args:
         train: Training images.
-        validation: Images held out of the training set to select models. May be empty.
+        validation: Images held out of the training set for validation; may be empty.
         test: Test images.
         classes: Names of the classes, in the order of the labels.
         mean: Mean of each channel, for pixels scaled to [0, 1].
@@ -104,7 +104,7 @@ def held_out(
     """Split a training set; return the indices of the remaining images and of the held-out images, both ascending.
 
     The held-out images are the first images of a random order or, if stratified, the first images of each class in this
-    order. The number for each class differs from exact proportion by less than one.
+    order. The number for each class differs from the exact proportion by less than one.
     """
     n = len(labels)
     if not 0 <= count < max(n, 1):
@@ -122,7 +122,7 @@ def held_out(
 
 
 def channel_statistics(images: UInt8[Tensor, "n c height width"]) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Compute mean and standard deviation (1 instead of 0) of each channel for pixels in [0, 1], from exact counts."""
+    """Compute the mean and standard deviation (1 instead of 0) of each channel, for pixels scaled to [0, 1]."""
     means, deviations = [], []
     values = torch.arange(256, dtype=torch.float64, device=images.device) / 255
     for channel in images.unbind(1):
@@ -133,13 +133,13 @@ def channel_statistics(images: UInt8[Tensor, "n c height width"]) -> tuple[tuple
 
 
 def uniform(seed: int, epoch: int, n: int) -> Float32[Tensor, "n 36"]:
-    """Draw multiples of 2^-24 in [0, 1) for augmentation. The seed is below 2^63, the epoch below 2^32."""
+    """Sample multiples of 2^-24 in [0, 1) for augmentation. The seed must be below 2^63, the epoch below 2^32."""
     words = _words(seed, epoch, AUGMENT, (n, COLUMNS))
     return torch.from_numpy((words >> 40).astype(np.float32) * np.float32(2.0**-24))
 
 
 def permutation(seed: int, epoch: int, n: int, *, stream: int = SHUFFLE) -> Int64[Tensor, " n"]:
-    """Draw a random order of n samples, by sorting random 64-bit numbers."""
+    """Return a random order of n samples, by sorting random 64-bit numbers."""
     return torch.from_numpy(np.argsort(_words(seed, epoch, stream, (n,)), kind="stable"))
 
 

@@ -14,21 +14,21 @@ class DataSettings:
     """Data set of a run and its splits.
 
     Attributes:
-        name: Data set: digits (8 x 8 pixels, no download needed), cifar10, cifar100, or folder (image files in one
-            folder per class, which set the number of classes unless it is given).
-        root: Folder of the data set; not used for digits. For CIFAR it contains the official archive (.tar.gz), its
-            unpacked files, or parquet files in the layout of the Hugging Face hub. Image folders contain
+        name: Data set: cifar10, cifar100, digits (8 x 8 pixels, no download needed), or folder (image files in one
+            folder per class; `attnconv train` uses the number of these folders as the default of --classes).
+        root: Folder of the data set; not used for digits. For CIFAR, it contains the official archive (.tar.gz), its
+            unpacked files, or parquet files in the layout of the Hugging Face hub. For image folders, it contains
             train/CLASS/*.png and test/CLASS/*.png, or CLASS/*.png.
-        validation: Number of training images held out to select models; 0 holds out none. The default is 5000 for
-            CIFAR, 200 for digits, and a tenth of the training images of a folder.
+        validation: Number of training images held out for validation; 0 holds out none. The default is 5000 for
+            CIFAR, 200 for digits, and a tenth of the training images for image folders.
         split_seed: Seed of the validation split. It is independent of the training seed, so that runs with different
-            seeds use the same images.
-        stratify: Hold out the same share of every class.
+            seeds use the same split.
+        stratify: Hold out the same fraction of every class.
         limit: Number of training images to use, selected by the split seed. The validation and test images are not
             affected. The default is all training images.
-        normalisation: CIFAR-10 only: divide the channels by the paper's .2023 .1994 .2010, which are means over images
-            of each image's standard deviation, or by the standard deviations of all pixels, .2470 .2435 .2616
-            (measured). Other data sets are always normalised by the standard deviations of all pixels.
+        normalisation: CIFAR-10 only: the values by which the channels are divided. measured: the standard deviations of
+            all pixels, 0.2470, 0.2435, 0.2616. paper: per-image standard deviations averaged over images, 0.2023,
+            0.1994, 0.2010. Other data sets always use the standard deviations of all pixels.
         download: Download CIFAR if the folder does not contain it.
     """
 
@@ -46,24 +46,24 @@ class DataSettings:
 
 @dataclass(frozen=True)
 class AugmentSettings:
-    """Augmentation of training images. Settings left at None take the value of the recipe.
+    """Augmentation of training images. The recipe determines the defaults of most other settings.
 
     Attributes:
-        recipe: none: no augmentation. paper: random crops with a black border, and flips. modern: random crops with a
-            reflected border, flips, cutout and colour jitter.
-        padding: Maximum shift of the random crop along each axis, in pixels. The default is an eighth of the shorter
-            side (4 for CIFAR, 1 for digits), or 0 for the recipe "none".
-        border: Values outside the image: zero (black, before normalisation) or reflect. The default is reflect for the
-            recipe modern, and zero otherwise.
-        flip: Flip images horizontally with probability 1/2. The default is True for colour images, unless the recipe is
-            none, and False for grey images.
+        recipe: modern: random crops with a reflected border, flips, cutout and colour jitter. none: no augmentation.
+            paper: random crops with a black border, and flips.
+        padding: Maximum translation of the random crop along each axis, in pixels. The default is an eighth of the
+            shorter side (4 for CIFAR, 1 for digits), or 0 with the recipe "none".
+        border: Values outside the image: reflect, or zero (black, before normalisation). The default is reflect with
+            the recipe "modern", and zero otherwise.
+        flip: Flip images horizontally with probability 1/2. The default is False for greyscale images and
+            with the recipe "none", and True otherwise.
         cutout: Side in pixels of a random square that is set to the mean colour; 0 turns cutout off. The default is a
-            quarter of the shorter side for the recipe modern, and 0 otherwise.
-        jitter: Strength of random brightness, contrast and saturation, from 0 to 1. The default is 0.2 for colour
-            images with the recipe modern, and 0 otherwise.
-        mixup: Parameter of mixup's Beta(a, a) distribution, from 0 to 1; 0 turns mixup off.
-        cutmix: Parameter of CutMix's Beta(a, a) distribution, from 0 to 1; 0 turns CutMix off. If both are on, one is
-            chosen at random for each image.
+            quarter of the shorter side with the recipe "modern", and 0 otherwise.
+        jitter: Strength of random changes in brightness, contrast and saturation, from 0 to 1. The default is 0.2 for
+            colour images with the recipe "modern", and 0 otherwise.
+        mixup: Parameter a of mixup's Beta(a, a) distribution, from 0 to 1; 0 turns mixup off.
+        cutmix: Parameter a of CutMix's Beta(a, a) distribution, from 0 to 1; 0 turns CutMix off. If mixup is also on,
+            one of the two is chosen at random for each image.
     """
 
     recipe: Literal["none", "paper", "modern"] = "paper"
@@ -78,7 +78,7 @@ class AugmentSettings:
 
 @dataclass(frozen=True)
 class Augmentation:
-    """Augmentation for images of one shape: `AugmentSettings` without None."""
+    """Augmentation for one image shape: `AugmentSettings` in which the recipe's defaults replace None."""
 
     padding: int
     border: CropBorder
@@ -88,9 +88,9 @@ class Augmentation:
 
 
 def settle(settings: AugmentSettings, *, channels: int, size: int) -> Augmentation:
-    """Replace None in `AugmentSettings` by the recipe's values for an image shape; `size` is the shorter side."""
+    """Replace None in `AugmentSettings` with the recipe's defaults; `size` is the shorter image side in pixels."""
     changes, modern = settings.recipe != "none", settings.recipe == "modern"
-    colour = channels > 1  # grey images are usually characters, which must not be flipped
+    colour = channels > 1  # greyscale images are usually characters, which must not be flipped
     eighth, quarter = max(1, size // 8), max(1, size // 4)
     settled = Augmentation(
         padding=(eighth if changes else 0) if settings.padding is None else settings.padding,
@@ -100,7 +100,7 @@ def settle(settings: AugmentSettings, *, channels: int, size: int) -> Augmentati
         jitter=(0.2 if modern and colour else 0.0) if settings.jitter is None else settings.jitter,
     )
     # A reflected border is at most as wide as the image, and a crop with a wider black border may be empty.
-    requirement = f"must be from 0 to {size - 1} for images of {size} pixels"
+    requirement = f"must be from 0 to {size - 1} for images with a side of {size} pixels"
     sides = {"augment.padding": settled.padding, "augment.cutout": settled.cutout}
     if wrong := [Problem(name, requirement, str(side)) for name, side in sides.items() if not 0 <= side < size]:
         raise SettingsError(wrong)

@@ -1,8 +1,8 @@
-"""Base classes of positional encodings, which score shifts on a grid. See `docs/own-encoding.md`.
+"""Base classes of positional encodings, which compute attention scores. See `docs/own-encoding.md`.
 
-`mass_off_nearest` bounds the probability that a Gaussian head assigns to keys other than the nearest one, on any grid
-that contains that key. If the centre is at distance f from it, |f| <= 1/2, a key k positions away has the relative
-weight exp(-alpha (k^2 - 2 k f)). Along an axis, the nearest key thus has probability at least 1 / S, where
+`mass_off_nearest` bounds the probability that a Gaussian head assigns to keys other than the one nearest to its centre,
+on any grid that contains this key. If the centre is offset from it by f, |f| <= 1/2, a key k positions away has the
+relative weight exp(-alpha (k^2 - 2 k f)). Along one axis, the nearest key has probability at least 1 / S, where
 
     S(alpha, f) = sum_k exp(-alpha (k^2 - 2 k f))
                 = exp(alpha f^2) sqrt(pi / alpha) (1 + 2 sum_{n >= 1} exp(-pi^2 n^2 / alpha) cos(2 pi n f))   (Poisson)
@@ -32,12 +32,12 @@ from attnconv.operators.toeplitz import Toeplitz
 @final
 @dataclass(frozen=True, eq=False)
 class Gaussians:
-    """Heads with Gaussian attention over shifts: the score is -1/2 |S_h^T (delta - Delta_h)|^2.
+    """Parameters of heads with Gaussian attention: the score of shift delta is -1/2 |S_h^T (delta - Delta_h)|^2.
 
     Attributes:
-        centres: Delta, (h, dims), in positions; the encoding's parameter.
-        root_precision: S, (h, dims, dims); the precision is P = S S^T, in 1 / position^2.
-        spread: The encoding's parameter to which S is proportional.
+        centres: Delta, (h, dims), in positions; a parameter of the encoding.
+        root_precision: S, (h, dims, dims), in 1 / position; the precision matrix is P = S S^T.
+        spread: The parameter of the encoding to which S is proportional.
     """
 
     centres: nn.Parameter
@@ -46,22 +46,22 @@ class Gaussians:
 
     @property
     def precision(self) -> Float64[Tensor, "h dims dims"]:
-        """Precision P = S S^T, in float64 on the CPU."""
+        """Precision matrices P = S S^T, in 1 / position^2, in float64 on the CPU."""
         root = self.root_precision.detach().cpu().double()
         return root @ root.mT
 
     @property
     def covariance(self) -> Float64[Tensor, "h dims dims"]:
-        """Covariance P^-1, in position^2; raises `ValueError` if P is singular."""
+        """Covariance matrices P^-1, in position^2; raises `ValueError` if any P is singular."""
         inverse, info = torch.linalg.inv_ex(self.precision)
         if bool(info.any()):
-            got = f"singular heads {info.nonzero().flatten().tolist()}"
+            got = f"singular matrices for heads {info.nonzero().flatten().tolist()}"
             raise ValueError(bad("root_precision", "must be invertible", got))
         return inverse
 
     @property
     def alpha(self) -> Float64[Tensor, "h dims"] | None:
-        """Sharpness s^2 / 2 along each axis; None if the precision of a head is not diagonal."""
+        """Sharpness along each axis, diag(P) / 2, in 1 / position^2; None if any P is not diagonal."""
         precision = self.precision
         along = precision.diagonal(dim1=-2, dim2=-1)
         return along / 2 if bool((torch.diag_embed(along) == precision).all()) else None
@@ -70,8 +70,7 @@ class Gaussians:
 class Encoding(nn.Module, abc.ABC):
     """Base class of positional encodings: attention scores of each head from positions and, optionally, content.
 
-    `plan`, error bounds, pruning, head statistics and the explorer use only the methods below, so they support custom
-    encodings.
+    `plan`, error bounds, pruning, statistics and the explorer support custom encodings: they use only these methods.
 
     Args:
         heads: Number of heads h, at least 1.
@@ -79,8 +78,8 @@ class Encoding(nn.Module, abc.ABC):
 
     Attributes:
         undecayed: Names of parameters excluded from weight decay, such as centres, which need not be small.
-        by_head: Names of parameters and submodules split into equal parts by head along axis 0; None if undeclared.
-        reads_content: Whether scores depend on the image; if False, on positions only.
+        by_head: Names of parameters and submodules split along axis 0 into one part per head; None if not declared.
+        reads_content: Whether scores depend on the image's content; if False, they depend only on positions.
     """
 
     reads_content: bool = True
@@ -94,14 +93,14 @@ class Encoding(nn.Module, abc.ABC):
 
     @abc.abstractmethod
     def operator(self, grid: Grid, x: Float[Tensor, "b *sizes c"]) -> AttentionOperator:
-        """Return the attention operator on a grid; position-only encodings do not read the values of x."""
+        """Return the attention operator for images x on a grid; position-only encodings ignore the values of x."""
 
     @abc.abstractmethod
     def terms(self, grid: Grid, x: Float[Tensor, "b *sizes c"]) -> dict[str, Float[Tensor, "#b h n lattice"]]:
-        """Return the terms of the score over the whole lattice; their sum is the input of the softmax.
+        """Return the terms of the scores at all lattice points; the softmax is applied to their sum.
 
-        Keys are the terms of equations (7) and (8) that the encoding uses, among `content-content`, `content-position`,
-        `position-content` and `position-position`.
+        The dictionary has one entry for each term of equations (7) and (8) that the encoding uses, with the name
+        `content-content`, `content-position`, `position-content` or `position-position`.
         """
 
     def gaussians(self) -> Gaussians | None:
@@ -111,7 +110,7 @@ class Encoding(nn.Module, abc.ABC):
     def mass_off(self) -> Float64[Tensor, "h"] | None:
         """Return an upper bound on each head's attention to keys other than the one nearest to its centre.
 
-        The default implementation supports Gaussian heads with diagonal precisions and returns None for others.
+        The default implementation supports Gaussian heads with diagonal precision matrices; for others it returns None.
         """
         heads = self.gaussians()
         if heads is None or heads.centres.is_meta or (alpha := heads.alpha) is None:
@@ -127,16 +126,16 @@ class Encoding(nn.Module, abc.ABC):
         heads, mass = self.gaussians(), self.mass_off()
         if heads is None or mass is None or not bool((mass <= torch.finfo(heads.centres.dtype).eps).all()):
             return None
-        # No image has 2^40 positions, so clamping changes no result, and sums of shifts fit in int64.
+        # Clamping keeps sums of shifts within int64, and changes no result, because no image has 2^40 positions.
         nearest = heads.centres.detach().cpu().double().round().clamp(-(2.0**40), 2.0**40)
         return tuple(tuple(int(v) for v in row) for row in nearest.tolist())
 
     @final
     def select_heads(self, heads: Sequence[int]) -> "Encoding":
-        """Return a copy with the given heads, in the given order; a head may be repeated.
+        """Return a copy with only the given heads, in the given order; heads may be repeated.
 
         Args:
-            heads: One or more of 0 .. self.heads - 1.
+            heads: Indices of one or more heads, from 0.
 
         Raises:
             ValueError: If `heads` is empty or out of range, or `by_head` is None.
@@ -149,10 +148,10 @@ class Encoding(nn.Module, abc.ABC):
         """
         name = type(self).__name__
         if self.by_head is None:
-            fix = f"Set {name}.by_head, to () if no parameter is split by head."
-            raise ValueError(bad("by_head", "must name the parameters split by head", f"None in {name}", fix))
+            fix = f"Set {name}.by_head; use () if no parameter is split by head."
+            raise ValueError(bad("by_head", "must name the parameters that are split by head", f"None in {name}", fix))
         if not heads or any(not 0 <= head < self.heads for head in heads):
-            raise ValueError(bad("heads", f"must be one or more of 0 .. {self.heads - 1}", list(heads)))
+            raise ValueError(bad("heads", f"must contain one or more indices from 0 to {self.heads - 1}", list(heads)))
         picked = copy.deepcopy(self)
         picked.heads = len(heads)
         for path, parameter in list(picked.named_parameters()):
@@ -170,7 +169,7 @@ class Encoding(nn.Module, abc.ABC):
 
 
 class SeparableEncoding(Encoding):
-    """Base class of position-only encodings whose score is a sum over axes; implement `axis_scores`."""
+    """Base class of position-only encodings whose score is a sum over axes; subclasses implement `axis_scores`."""
 
     reads_content = False
 
@@ -179,8 +178,8 @@ class SeparableEncoding(Encoding):
         """Return the contribution of one axis to the score of each head.
 
         Args:
-            axis: Index of the axis; 0 is the first one (height in 2-D).
-            shifts: Key minus query along that axis, as integers; one row per query and one column per lattice point.
+            axis: Index of the axis, from 0 (height in 2-D).
+            shifts: Key minus query along that axis, integer values; one row per query, one column per lattice point.
         """
 
     @final
@@ -200,7 +199,7 @@ class SeparableEncoding(Encoding):
 
 
 class JointEncoding(Encoding):
-    """Base class of position-only encodings whose score is not a sum over axes; implement `scores`."""
+    """Base class of position-only encodings whose score is not a sum over axes; subclasses implement `scores`."""
 
     reads_content = False
 
@@ -209,8 +208,8 @@ class JointEncoding(Encoding):
         """Return the score of every shift for each head.
 
         Args:
-            shifts: Key minus query, as integers, one per axis in the last dimension. Their dtype is float64 on devices
-                that support it, because the softmax depends on small differences of large scores.
+            shifts: Key minus query, one integer value per axis in the last dimension, stored as float64 (float32 on
+                MPS), because the softmax depends on small differences of large scores.
         """
 
     @final
@@ -229,12 +228,12 @@ class JointEncoding(Encoding):
 
 
 def gaussians_of(encoding: object, argument: str) -> Gaussians:
-    """Return the Gaussian heads of the encoding passed as `argument`; raise an error if it has none."""
+    """Return the Gaussian heads of an encoding that was passed as `argument`; raise an error if it has none."""
     if not isinstance(encoding, Encoding):
         raise TypeError(bad(argument, "must be an encoding", type(encoding).__name__))
     heads = encoding.gaussians()
     if heads is None:
-        requirement = "must have Gaussian heads, such as those of Quadratic and GeneralizedQuadratic"
+        requirement = "must have Gaussian heads, such as those of Quadratic or GeneralizedQuadratic"
         raise ValueError(bad(argument, requirement, type(encoding).__name__))
     return heads
 
@@ -242,8 +241,8 @@ def gaussians_of(encoding: object, argument: str) -> Gaussians:
 def mass_off_nearest(
     alpha: Float64[Tensor, "*heads dims"], offset: Float64[Tensor, "*#heads #dims"]
 ) -> Float64[Tensor, "*heads"]:
-    """Compute 1 - prod_a 1 / S(alpha_a, f_a), with alpha in 1 / position^2 and `offset` f from -1/2 to 1/2."""
-    # For float64 precision, 8 terms on either side suffice if alpha >= 1, and 3 of Poisson's formula if alpha < 1.
+    """Compute 1 - prod_a 1 / S(alpha_a, f_a), with alpha in 1 / position^2 and f = `offset` from -1/2 to 1/2."""
+    # For float64 precision, 8 terms on either side suffice if alpha >= 1, and 3 of the Poisson sum if alpha < 1.
     steps = torch.arange(1, 9, device=alpha.device, dtype=alpha.dtype)
     sharp, beside = alpha.clamp_min(1)[..., None], offset[..., None]
     direct = torch.exp(-sharp * steps * (steps - 2 * beside)) + torch.exp(-sharp * steps * (steps + 2 * beside))
@@ -257,10 +256,10 @@ def mass_off_nearest(
 def separable_operator(
     grid: Grid, x: Float[Tensor, "b *sizes c"], heads: int, scores: Callable[..., list[Float[Tensor, "h _ _"]]]
 ) -> Kronecker | Toeplitz:
-    """Return the operator for a score that is a sum over axes; `scores` computes (h, queries, lattice) for each axis.
+    """Return the operator for a score that is a sum over axes; `scores` returns (h, queries, lattice) for each axis.
 
-    It is a Kronecker product, unless one axis is so long that its factor is nearly as large as the matrix. Then it is a
-    `Toeplitz` operator, and `scores` is called with `table=True` to compute (h, 1, shifts) for each axis.
+    The operator is `Kronecker`, unless one axis is so long that its factor is nearly as large as the matrix. In this
+    case it is `Toeplitz`, and `scores` is called with `table=True` to return (h, 1, shifts) for each axis.
     """
     largest = max(axis.queries * axis.lattice_size for axis in grid.axes)
     few = heads * largest <= block_sizes.ALL_ROWS or largest <= block_sizes.FACTOR_ENTRIES * grid.query_count

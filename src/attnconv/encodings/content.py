@@ -1,11 +1,11 @@
-"""Content-based encodings: absolute positions, and the four terms of Transformer-XL.
+"""Content-based encodings: absolute positions, and relative positions with the four terms of Transformer-XL.
 
-Absolute, equations (3) and (7): a vector per position is added to the image before computing queries and keys, but not
-values. The vectors are sinusoids of the position or a learned table.
+Absolute, equations (3) and (7): before queries and keys (but not values) are computed, a vector for each position is
+added to the image. The vectors are sinusoids of the position, or learned.
 
     score_h(q, k) = (x_q + p_q) W_qry . (x_k + p_k) W_key / sqrt(e)
 
-Relative, equation (8): r_delta = sum_a phi_a(delta_a) is fixed. Any term can be omitted, along with its parameters.
+Relative, equation (8): r_delta = sum_a phi_a(delta_a) is not learned. Terms and their parameters can be omitted.
 
     score_h(q, k) = scale * (   x_q W_qry . x_k W_key          content-content
                               + x_q W_qry . W^_key r_delta     content-position
@@ -38,14 +38,14 @@ _INTERPOLATION = {1: "linear", 2: "bilinear", 3: "trilinear"}
 
 @final
 class SinusoidalPositions(nn.Module):
-    """Fixed sinusoidal vectors of absolute positions, with an equal share of the channels for each axis."""
+    """Fixed sinusoidal vectors for absolute positions; the channels, a multiple of 2 * dims, are split among axes."""
 
     def __init__(self, channels: int, dims: int) -> None:
         super().__init__()
         self.channels = check_sinusoidal("in_channels", channels, dims)
 
     def forward(self, grid: Grid, points: list[Tensor], dtype: torch.dtype) -> Float[Tensor, "*points channels"]:
-        """Return the vectors at all combinations of `points`, one int64 tensor of positions per axis."""
+        """Return the vectors at all combinations of positions in `points`, one int64 tensor per axis."""
         parts = []
         for dim, positions in enumerate(points):
             part = sinusoids(positions.to(dtype), self.channels // grid.dims)  # (points_a, part)
@@ -56,15 +56,15 @@ class SinusoidalPositions(nn.Module):
 
 @final
 class LearnedPositions(nn.Module):
-    """Learned vector for each position of an image of `sizes`, interpolated linearly for other image sizes.
+    """Learned vectors for the positions of an image of the given sizes, interpolated linearly for other image sizes.
 
-    A position outside the image uses the vector of the nearest position inside.
+    They are initialised with standard deviation `std`. Positions outside use the vector of the nearest one inside.
     """
 
     def __init__(self, channels: int, sizes: tuple[int, ...], *, std: float = 0.02) -> None:
         super().__init__()
         if not sizes or any(size < 1 for size in sizes):
-            raise ValueError(bad("sizes", "must be at least 1 for every axis", sizes))
+            raise ValueError(bad("sizes", "must be at least 1 on every axis", sizes))
         self.table = nn.Parameter(torch.randn(1, channels, *sizes) * std)
 
     def forward(self, grid: Grid, points: list[Tensor], dtype: torch.dtype) -> Float[Tensor, "*points channels"]:
@@ -77,10 +77,10 @@ class LearnedPositions(nn.Module):
 
 @final
 class Absolute(Encoding):
-    """Absolute positional encoding: attention from the content plus a vector for each position.
+    """Absolute positional encoding: queries and keys are computed from the content plus a vector for each position.
 
     Args:
-        in_channels: Channels of the image and of the position vectors.
+        in_channels: Number of channels of the image and of the position vectors.
         heads, dims: Number of heads and number of axes.
         positions: Position vectors, a `SinusoidalPositions` or `LearnedPositions` with in_channels channels.
         head_channels: Length e of a head's queries and keys; None for in_channels.
@@ -131,14 +131,14 @@ class Absolute(Encoding):
 
 @final
 class SinusoidalFeatures:
-    """Sines and cosines of the shift at geometrically spaced wavelengths, with equal channels per axis."""
+    """Sines and cosines of shifts, at geometrically spaced wavelengths; channels are a multiple of 2 * dims."""
 
     def __init__(self, channels: int, dims: int) -> None:
         self.channels = check_sinusoidal("position_channels", channels, dims)
         self.dims = dims
 
     def along(self, axis: int, shifts: Float[Tensor, "*shifts"]) -> Float[Tensor, "*shifts channels"]:
-        """Compute phi_a, the contribution of the shift along one axis to r_delta."""
+        """Compute phi_a, the contribution of the shifts along one axis to r_delta."""
         part = self.channels // self.dims
         return F.pad(sinusoids(shifts, part), (axis * part, (self.dims - 1 - axis) * part))
 
@@ -162,11 +162,11 @@ class Relative(Encoding):
     """Relative positional encoding of Transformer-XL, equation (8), with any subset of its four terms.
 
     Args:
-        in_channels: Channels of the image.
+        in_channels: Number of channels of the image.
         heads, dims: Number of heads and number of axes.
         head_channels: Length e of a head's queries and keys; None for in_channels.
-        features: The vectors r_delta; None for sinusoids with in_channels, rounded up to a multiple of 2 * dims.
-        terms: The terms to use; parameters that occur only in other terms are not created.
+        features: Vectors r_delta; None for sinusoids with in_channels channels, rounded up to a multiple of 2 * dims.
+        terms: Terms of the score; parameters that occur only in other terms are not created.
         scaled: Divide the score by sqrt(e), as in Transformer-XL; equation (8) omits this factor.
 
     Attributes:
@@ -288,7 +288,7 @@ def scores_at(table: Float[Tensor, "b h n t"], rows: Int[Tensor, "n lattice"]) -
 
 
 def check_head_channels(in_channels: int, head_channels: int | None, *, multiple_of: int = 1) -> int:
-    """Validate the length of queries and keys; None means in_channels, rounded up to a multiple."""
+    """Validate and return the length of queries and keys; for None, return in_channels rounded up to a multiple."""
     in_channels = whole("in_channels", in_channels, 1)
     if head_channels is None:
         return -(-in_channels // multiple_of) * multiple_of
@@ -299,7 +299,7 @@ def check_head_channels(in_channels: int, head_channels: int | None, *, multiple
 
 
 def split_heads(flat: Float[Tensor, "b *points he"], heads: int) -> Float[Tensor, "b h flat e"]:
-    """Split the channels into one vector per head and point, in the dtype of scores."""
+    """Split the channels into one vector per head and point, converted to the dtype of scores."""
     split = flat.unflatten(-1, (heads, -1)).flatten(1, -3)  # (b, points, h, e)
     return split.transpose(1, 2).to(score_dtype(flat.dtype), memory_format=torch.contiguous_format)
 
@@ -312,7 +312,7 @@ def sinusoids(positions: Float[Tensor, "*positions"], channels: int) -> Float[Te
 
 
 def check_sinusoidal(name: str, channels: int, dims: int) -> int:
-    """Validate that the channels split into sine-cosine pairs for each axis."""
+    """Validate that the channels can be split into sine-cosine pairs for each axis."""
     if channels < 1 or channels % (2 * dims):
         requirement = f"must be a positive multiple of {2 * dims} for sinusoids over {dims} axes"
         raise ValueError(bad(name, requirement, channels))

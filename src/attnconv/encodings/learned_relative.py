@@ -1,9 +1,9 @@
-"""Learned relative encodings: a table of vectors r_a for the shifts along each axis a, section 4.3 of the paper.
+"""Learned relative encodings (section 4.3 of the paper): a table of vectors r_a for the shifts along each axis a.
 
     position only   score_h(delta) = sum_a  r_a[delta_a] . w_h,a
     with content    score_h(q, k)  = ( q_h . k_h  +  sum_a  q_h,a . r_a[delta_a] ) / sqrt(e)
 
-The query vector q_h is split into one equal part q_h,a per axis. A shift beyond the table uses its outermost row.
+The query vector q_h is split into equal parts q_h,a, one per axis. Shifts beyond the table use its outermost rows.
 """
 
 import math
@@ -24,7 +24,7 @@ from attnconv.operators.kernels.contractions import axis_sum
 
 @final
 class LearnedRelative(SeparableEncoding):
-    """Learned relative encoding without content: attention depends on the shift only and is the same for all images.
+    """Learned relative encoding without content: attention depends only on the shift and is the same for all images.
 
     Args:
         heads, dims: Number of heads and number of axes.
@@ -32,8 +32,8 @@ class LearnedRelative(SeparableEncoding):
         max_shift: Largest shift in the tables, in positions; 15 covers the paper's 16 x 16 positions.
 
     Attributes:
-        tables: One table (2 * max_shift + 1, channels) per axis; row max_shift is shift 0.
-        projections: One Linear(channels, heads) without bias per axis.
+        tables: One table per axis, (2 * max_shift + 1, channels); row max_shift is for shift 0.
+        projections: One Linear(channels, heads) per axis, without bias.
     """
 
     by_head = ("projections",)
@@ -56,7 +56,7 @@ class LearnedRelativeContent(Encoding):
     """Learned relative encoding with content, q.k + q.r, as in section 4.3 of the paper.
 
     Args:
-        in_channels: Channels of the image.
+        in_channels: Number of channels of the image.
         heads: Number of heads.
         dims: Number of axes; must divide head_channels.
         head_channels: Length e of a head's queries and keys; None for in_channels, rounded up to a multiple of dims.
@@ -64,7 +64,7 @@ class LearnedRelativeContent(Encoding):
 
     Attributes:
         query, key: Linear(in_channels, heads * e) with bias.
-        tables: One table (2 * max_shift + 1, e / dims) per axis, shared by all heads.
+        tables: One table per axis, (2 * max_shift + 1, e / dims), shared by all heads.
     """
 
     by_head = ("query", "key")

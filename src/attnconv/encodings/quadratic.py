@@ -4,7 +4,7 @@
     diagonal      score_h(delta) = -sum_a alpha_h,a (delta_a - Delta_h,a)^2,           alpha_h,a = s_h,a^2 / 2
     generalised   score_h(delta) = -1/2 (delta - Delta_h)^T P_h (delta - Delta_h),     P_h = S_h S_h^T
 
-Scores are relative to a shift d0 near the centre. The softmax is unchanged, but nothing overflows or cancels:
+Scores are computed relative to a shift d0 near the centre, which avoids overflow and cancellation in the softmax:
 
     |delta - Delta|^2 - |d0 - Delta|^2 = (delta - d0) . (delta + d0 - 2 Delta)
 """
@@ -23,18 +23,18 @@ from attnconv.operators.base import score_dtype
 
 @final
 class Quadratic(SeparableEncoding):
-    """Quadratic encoding of the paper, with one centre and one width per head (one width per axis if diagonal).
+    """The paper's quadratic encoding: one centre and one spread per head, or one spread per head and axis.
 
     Args:
         heads, dims: Number of heads and number of axes.
-        diagonal: Use one width per axis instead of one per head.
+        diagonal: Use one spread per head and axis instead of one per head.
         centre_std: Standard deviation of the initial centres, in positions. The paper states a variance of 2; its code
-            uses a standard deviation of 2, the default here.
-        spread_std: Standard deviation of the initial spreads s, whose mean is 1.
+            uses a standard deviation of 2, which is the default here.
+        spread_std: Standard deviation of the initial spreads s, in 1 / position; their mean is 1.
 
     Attributes:
         centres: Delta, the shift on which each head is centred, (h, dims), in positions.
-        spread: s, (h, 1) or (h, dims); alpha = s^2 / 2.
+        spread: s, the inverse standard deviation of each Gaussian, (h, 1) or (h, dims), in 1 / position.
 
     Example:
         >>> encoding = Quadratic(9, dims=2)
@@ -54,7 +54,7 @@ class Quadratic(SeparableEncoding):
 
     @property
     def alpha(self) -> Float[Tensor, "h #dims"]:
-        """Sharpness of each head, s^2 / 2, in 1 / position^2."""
+        """Sharpness of each head, alpha = s^2 / 2, (h, 1) or (h, dims), in 1 / position^2."""
         return self.spread.to(score_dtype(self.spread.dtype)).square() / 2
 
     def gaussians(self) -> Gaussians:
@@ -69,19 +69,19 @@ class Quadratic(SeparableEncoding):
 
 @final
 class GeneralizedQuadratic(JointEncoding):
-    """Generalised quadratic encoding of the paper, with a full covariance per head (appendix E).
+    """The paper's generalised quadratic encoding, with a full covariance matrix per head (appendix E).
+
+    Normalise the images, because gradients of scores are differences of numbers as large as the mean. In float32, the
+    gradient of `root_precision` can have a relative error of 1e-3 at mean 100 and std 0.3, but only 1e-5 at mean 0.
 
     Args:
         heads, dims: Number of heads and number of axes.
         centre_std: Standard deviation of the initial centres, in positions.
-        spread_std: Standard deviation of the entries of the initial S, whose mean is the identity.
-
-    Normalise the images: gradients of scores are differences of numbers as large as the image's mean. In float32, the
-    gradient of `root_precision` can be off by 1e-3 (relative) for mean 100 and std 0.3, but by 1e-5 for mean 0.
+        spread_std: Standard deviation of the entries of the initial S, in 1 / position; their mean is the identity.
 
     Attributes:
-        centres: Delta, (h, dims), in positions.
-        root_precision: S, (h, dims, dims), unconstrained; the precision P = S S^T is always positive semi-definite.
+        centres: Delta, the shift on which each head is centred, (h, dims), in positions.
+        root_precision: S, (h, dims, dims), unconstrained; the precision matrix is P = S S^T, in 1 / position^2.
 
     Example:
         >>> encoding = GeneralizedQuadratic(9, dims=2)
@@ -110,9 +110,9 @@ class GeneralizedQuadratic(JointEncoding):
 
 
 def start_at_neighbours(encoding: Encoding) -> None:
-    """Move the centres of Gaussian heads to the shifts nearest to 0 and double their spreads, in place.
+    """Move the centres of Gaussian heads to the shifts nearest to 0 and double the spreads, in place.
 
-    On an image, a head with spread 2 gives 62 % of its attention to its centre; with spread 1 it would give 16 %.
+    In two dimensions, a head with spread 2 assigns 62 % of its attention to its centre; with spread 1, 16 %.
     """
     found = gaussians_of(encoding, "encoding")
     with torch.no_grad():
@@ -121,7 +121,7 @@ def start_at_neighbours(encoding: Encoding) -> None:
 
 
 def nearest_shifts(count: int, dims: int) -> list[tuple[int, ...]]:
-    """Return the `count` shifts over `dims` axes that are nearest to 0, shortest first and ties in row-major order."""
+    """Return the `count` shifts along `dims` axes nearest to 0, sorted by length, with ties in row-major order."""
     # A ball of this radius contains more than `count` points, and the box contains the ball.
     radius = range(-math.ceil(count ** (1 / dims)), math.ceil(count ** (1 / dims)) + 1)
     box = itertools.product(radius, repeat=dims)

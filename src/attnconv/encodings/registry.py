@@ -29,18 +29,18 @@ def encoding_named(
     centre_std: float = 2.0,
     spread_std: float = 0.01,
 ) -> "encodings.Encoding":
-    """Create an encoding by name, ignoring arguments that it does not have; defaults are those of the paper.
+    """Create an encoding by name, ignoring arguments that it does not use; the defaults are those of the paper.
 
     Args:
         name: One of `ENCODING_NAMES`.
-        in_channels: Channels of the image.
+        in_channels: Number of channels of the image.
         heads: Number of heads.
         dims: Number of axes.
         key_channels: Length of each head's queries and keys; None for in_channels.
         max_shift: Largest shift in the tables of learned relative encodings, in positions.
         positions: Number of positions per axis in the table of a learned absolute encoding.
         centre_std: Standard deviation of the initial centres of quadratic encodings, in positions.
-        spread_std: Standard deviation of the initial spreads of quadratic encodings.
+        spread_std: Standard deviation of the initial spreads of quadratic encodings, in 1 / position.
 
     Raises:
         ValueError: If the name is unknown, or an argument is out of range.

@@ -4,7 +4,7 @@ payload -> read_payload, attention_row     one file with the data that the page 
 export                                     a folder that opens from disk and can be hosted
 example                                    the payload shipped with the package
 explore, Selection                         the page in a notebook, and its current selection
-app, listen, server_for                    a local server, which accepts uploaded images
+app, listen, server_for                    a local server that accepts uploaded images
 """
 
 from attnconv._util.exports import attach

@@ -1,4 +1,4 @@
-"""The explorer's page: one HTML file, built from `web/` and shipped in the wheel, and its two sources of a payload.
+"""The explorer's page, an HTML file that is built from `web/` and shipped in the wheel, and sources of its payload.
 
 embedded     the payload in base64 at the end of the page: static exports and notebooks
 served       a meta tag in the page's head: the page requests the payload from the server
@@ -19,7 +19,7 @@ _SCRIPT = '<script type="application/octet-stream" id="attnconv-payload">{}</scr
 
 
 def find_page() -> str:
-    """Return the page's HTML: from the wheel, or in a checkout from the output of `make page`.
+    """Return the page's HTML, from the wheel or, in a checkout, from the output of `make page`.
 
     Raises:
         FileNotFoundError: The page has not been built.
@@ -27,8 +27,8 @@ def find_page() -> str:
     for path in (PACKAGED, BUILT):
         if path.is_file():
             return path.read_text(encoding="utf-8")
-    fix = "In a checkout, build it with `make page`, which needs Node 20 or newer. Released wheels include it."
-    raise FileNotFoundError(bad("page", "must be part of the package", f"nothing at {PACKAGED} or {BUILT}", fix))
+    fix = "In a checkout, build it with `make page`, which needs Node 20.19 or newer. Released wheels include it."
+    raise FileNotFoundError(bad("page", "must be included in the package", f"nothing at {PACKAGED} or {BUILT}", fix))
 
 
 def with_payload(page: str, content: bytes) -> str:
@@ -38,20 +38,20 @@ def with_payload(page: str, content: bytes) -> str:
 
 
 def with_server(page: str, *, images: bool) -> str:
-    """Mark the page as served; without `images` it shows no upload field."""
+    """Mark the page as served; if `images` is false, it shows no upload field."""
     mark = SERVER_MARK.format("images" if images else "payload")
     return re.sub(r"<head(\s[^>]*)?>", lambda head: head[0] + mark, page, count=1)
 
 
 def export(payload: bytes, folder: str | Path) -> Path:
-    """Write a folder that shows a payload without Python: it opens from disk, and any web server can host it.
+    """Write the page and a payload to a folder, which needs no Python: open it from disk or host it on any web server.
 
     Args:
         payload: The bytes returned by `attnconv.explorer.payload`; written to `payload.safetensors`.
         folder: Created if it does not exist. The two files of an older export are each replaced atomically.
 
     Returns:
-        The page, `index.html`, which contains the payload.
+        The path of the page, `index.html`, which contains the payload.
 
     Raises:
         ValueError: The payload is invalid, or `folder` is a file.

@@ -3,7 +3,7 @@
     page -> widget.js -> told          the page's selection
     asked -> widget.js -> page         the selection to show
 
-If anywidget is installed, a widget connects Python to that iframe, which it finds by its mark.
+If anywidget is installed, a widget connects Python to that iframe, which it finds by its `data-attnconv` mark.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ from attnconv.explorer.html_page import find_page, with_payload
 from attnconv.explorer.payload_format import Payload, PayloadLayer, attention_row, read_payload
 from attnconv.explorer.payload_write import payload
 
-HEIGHT = 900  # pixels of the frame
+HEIGHT = 900  # height of the frame in pixels
 SANDBOX = "allow-scripts allow-downloads"  # no access to the notebook around the frame
 Place: TypeAlias = Sequence[SupportsIndex] | npt.NDArray[np.integer[Any]] | Tensor  # row and column
 Index: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
@@ -38,13 +38,13 @@ Index: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
 @final
 @dataclass(frozen=True)
 class Selection:
-    """The head and query that the page shows. All indices are from 0.
+    """The head and query that the page shows. All indices start at 0.
 
     Attributes:
         layer: Index of the layer.
         name: Name of the layer in the model.
         head: Index of the enlarged head, or of the last one that was enlarged.
-        query: Row and column on the layer's grid of tokens; if rows are missing, the nearest stored query.
+        query: Row and column on the layer's grid of tokens; the nearest stored query if not all queries are stored.
         image: Index of the image; None for the mean over all images.
         time: Index of the snapshot.
         part: Scores in the softmax.
@@ -61,10 +61,10 @@ class Selection:
 
 @final
 class Explorer:
-    """The page with a payload, shown when it is the last value of a cell.
+    """The page with a payload, displayed when this object is the last value of a cell.
 
     While the kernel runs, `selection` and `attention` return what the page shows, and `select` changes it. The page's
-    messages arrive between cells, not while a cell runs. These members and `widget` need the extra `notebook`.
+    messages arrive between cells, not while a cell runs. These members and `widget` require the `notebook` extra.
 
     Args:
         content: The payload's bytes.
@@ -85,17 +85,17 @@ class Explorer:
         self._page = with_payload(find_page(), content)
         title = f"attnconv explorer: {self._payload.title}"
         self._frame: dict[str, Any] = {"mark": uuid.uuid4().hex, "title": title, "height": height, "sandbox": SANDBOX}
-        self._pending: dict[str, Any] = {}  # the last request until the page answers it
+        self._pending: dict[str, Any] = {}  # the last request, until the page answers it
 
     @property
     def selection(self) -> Selection | None:
-        """The page's current selection; None until the page has sent it, and while it shows another payload."""
+        """The page's current selection; None until the page has sent it, and while it shows a different payload."""
         return selection_in(self._payload, self._channel.told)
 
     def attention(self) -> Float64[Tensor, "height width"]:
         """Return the attention probabilities of the selected head and query over the tokens.
 
-        This is `attention_row` of the selection, or its mean if the page shows the mean over all images.
+        This is `attention_row` of the selection, averaged over all images if the page shows their mean.
 
         Raises:
             ValueError: Nothing is selected, or the layer does not have the selected part.
@@ -114,14 +114,14 @@ class Explorer:
         query: Place | None = None,
         image: SupportsIndex | None = None,
     ) -> None:
-        """Change the page's selection; arguments that are None keep their value.
+        """Change the page's selection. Indices start at 0; None leaves a value unchanged.
 
-        If the page is not shown yet, the change applies when it is. Consecutive calls are combined.
+        If the page is not shown yet, the change takes effect when it is. Consecutive calls are combined.
 
         Args:
             layer: Index of the layer, or its name in the model. One of its heads is enlarged.
             head: Index of the head to enlarge, in the selected layer if `layer` is None.
-            query: Row and column on the layer's grid of tokens. The query is locked until the visitor releases it.
+            query: Row and column on the layer's grid of tokens. The query is locked until the user unlocks it.
             image: Index of the image.
 
         Raises:
@@ -133,8 +133,8 @@ class Explorer:
 
     @property
     def widget(self) -> Any:
-        """The page as an anywidget, for ipywidgets layouts and for front ends that start only displayed widgets."""
-        self._channel.page = self._page  # sent on demand, since the HTML output contains the page already
+        """The page as an anywidget, for ipywidgets layouts and for front ends that start a widget only if displayed."""
+        self._channel.page = self._page  # sent on demand: the HTML output already contains the page
         return self._channel
 
     @functools.cached_property
@@ -144,7 +144,7 @@ class Explorer:
         return channel
 
     def _hear(self, change: Any) -> None:
-        """Clear the pending request: every message but the first is an answer to it, or a later move of the visitor."""
+        """Clear the pending request: messages after the first answer it or follow a later action of the user."""
         if change.old is not None:
             self._pending = {}
 
@@ -155,7 +155,7 @@ class Explorer:
         return f'<iframe srcdoc="{source}" sandbox="{SANDBOX}" {known}></iframe>'
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
-        """Return the same iframe, and open the channel if anywidget is installed."""
+        """Return the iframe of `_repr_html_`, and open the channel if anywidget is installed."""
         with contextlib.suppress(ImportError):
             _ = self._channel
         return {"text/plain": repr(self), "text/html": self._repr_html_()}
@@ -178,7 +178,7 @@ def channel_class() -> Any:
         _esm = Path(__file__).with_name("widget.js").read_text(encoding="utf-8")
         mark: Any = traitlets.Unicode().tag(sync=True)
         told: Any = traitlets.Any(default_value=None, allow_none=True).tag(sync=True)  # last message, not validated
-        # The number of requests and the last one; without the number, a repeated request would not be a change.
+        # The number of requests and the last one; without the number, repeating a request would not be a change.
         asked: Any = traitlets.List(default_value=[0, {}]).tag(sync=True)
         page: Any = traitlets.Unicode().tag(sync=True)
         title: Any = traitlets.Unicode().tag(sync=True)
@@ -196,13 +196,13 @@ def explore(
     Args:
         model: Any module that `visit_attention` can read.
         images: Input of the model, (b, c, height, width); None if all attention depends on positions only. The
-            notebook stores the queries and keys of every image, so pass only a few.
-        title: Heading; the model's class if empty.
+            notebook stores the queries and keys of every image, so pass only a few images.
+        title: Heading; if empty, the name of the model's class.
         height: Height of the frame in pixels.
         options: Further arguments of `payload`: `pictures`, `layers`, `grid`, `prefix`, `snapshots`, `budget`.
 
     Returns:
-        An object that notebooks display as the page. Raises the errors of `payload` and `Explorer`.
+        An object that notebooks display as the page. Raises the same errors as `payload` and `Explorer`.
 
     Example:
         >>> from attnconv import SelfAttention2d
@@ -263,7 +263,7 @@ def question(payload: Payload, shown: Selection | None, *, pending: Mapping[str,
         message["head"] = last if last < chosen.heads else 0
     if query is not None:
         message["query"] = _place(query, chosen)
-    elif "query" in pending:  # the token at the centre of the pending one, as on the page
+    elif "query" in pending:  # the token that contains the pending token's centre, as on the page
         sizes = zip(pending["query"], payload.layers[before].sizes, chosen.sizes, strict=True)
         message["query"] = [(2 * at + 1) * new // (2 * old) for at, old, new in sizes]
     if image is not None:
@@ -278,5 +278,5 @@ def _place(query: object, layer: PayloadLayer) -> list[int]:
         row, column = listed if isinstance(listed, list | tuple) else ()
         return [whole("query", row, 0, height - 1), whole("query", column, 0, width - 1)]
     except (TypeError, ValueError) as error:
-        requirement = f"must be (row, column) on the {height} x {width} tokens of layer {layer.name!r}"
+        requirement = f"must be (row, column), from 0, on the {height} x {width} tokens of layer {layer.name!r}"
         raise ValueError(bad("query", requirement, repr(query))) from error

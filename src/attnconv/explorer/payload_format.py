@@ -1,8 +1,8 @@
 """Read and write the payload format (`docs/explorer.md`), and compute attention rows from a payload.
 
-    p[k] = softmax over tokens k of ( content(q, k) + position(q, k) )        or of either part only
+    p[k] = softmax over tokens k of ( content(q, k) + position(q, k) )        or of only one of them
 
-The rows are computed in float64 and serve as a reference for the page.
+The rows are computed in float64 and serve as the reference for the page's own computation.
 """
 
 import json
@@ -25,8 +25,8 @@ Count: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
 PARTS = ("both", "content", "position")
 _FIX = "`attnconv explore --export DIR` writes one."
 
-# Tensors of a layer by its kind, with dtype and shape; `?` marks optional ones. t snapshots, n images, h heads, T
-# tokens in H rows and W columns; e and m are arbitrary, but the same in all tensors of a layer.
+# Tensors of a layer by its kind, with dtype and shape; `?` marks optional ones. There are t snapshots, n images, h
+# heads, and T tokens in H rows and W columns; e and m are arbitrary, but the same in all tensors of a layer.
 TENSORS: Mapping[str, Mapping[str, str]] = {
     "positions": {
         "shift_scores": "float32 t h 2H-1 2W-1",
@@ -63,8 +63,8 @@ class PayloadLayer:
         sizes: Height and width of the grid of tokens.
         prefix: Number of tokens before the image's tokens.
         border: `none`, or the border rule of a layer whose rows are stored.
-        encoding: Class of the encoding, or of the module if it belongs to another library.
-        statistics: A list per name under `heads`, and a number per name under `layer`.
+        encoding: Class name of the encoding, or of the module if it is from a different library.
+        statistics: One list per name under `heads`, and one number per name under `layer`.
         window: Height and width of the attention windows, in tokens; None without windows.
         tensors: Tensors by name, without the layer's index.
     """
@@ -89,7 +89,7 @@ class Payload:
     Attributes:
         title: Heading.
         library: Version of attnconv that wrote the payload.
-        patch: Height and width of a token in pixels, or None.
+        patch: Height and width of a token in pixels; None if they differ between layers or are not integers.
         names: One name per image.
         times: Names of the snapshots, the current state last.
         layers: The layers, in the order in which they run.
@@ -124,10 +124,9 @@ class _Manifest:
 
 
 def example() -> bytes:
-    """Return the payload shipped with the package: the model of `attnconv demo` on four digits.
+    """Return the payload shipped with the package: the model of `attnconv demo` on four images of digits.
 
-    `attnconv demo` followed by `attnconv explore --snapshots 12 --export shown` writes it to
-    `shown/payload.safetensors`.
+    It is written by `attnconv demo`, followed by `attnconv explore --snapshots 12 --export shown`.
 
     Example:
         >>> read_payload(example()).title
@@ -186,7 +185,7 @@ def read_payload(content: bytes) -> Payload:
     names = tuple(image.name for image in manifest.images)
     images = tensors.get("images", torch.zeros(0, 1, 1, 3, dtype=torch.uint8))
     _check_tensor("images", images, "uint8 n rows columns 3", {"n": len(names), "3": 3})
-    _require(0 not in images.shape[1:], "images", f"shape {tuple(images.shape)}")
+    _require(0 not in images.shape[1:], "images must be at least 1 x 1 pixel", f"shape {tuple(images.shape)}")
     layers = []
     for index, entry in enumerate(manifest.layers):
         start = f"{index}."
@@ -203,15 +202,15 @@ def attention_row(
 
     Args:
         payload: A payload from `read_payload`.
-        layer: Index of the layer.
-        head: Index of the head.
-        query: Flat index of the query's token, row-major.
-        image: Index of the image; ignored for layers of kind `positions`.
-        time: Index of the snapshot, the last one by default; used only for layers of kind `positions`.
-        part: Scores in the softmax: `both`, `content` or `position`. Layers of kind `rows` only have `both`.
+        layer: Index of the layer, from 0.
+        head: Index of the head, from 0.
+        query: Flat row-major index of the query's token, from 0.
+        image: Index of the image, from 0; ignored for layers of kind `positions`.
+        time: Index of the snapshot, from 0, or from the end if negative; used only for layers of kind `positions`.
+        part: Scores in the softmax: `both`, `content` or `position`. Layers of kind `rows` have only `both`.
 
     Returns:
-        The probabilities. They sum to 1, up to half precision for stored rows, or to 0 without mass on the image.
+        The probabilities. Their sum is 1 (up to float16 rounding for stored rows), or 0 without attention to the image.
 
     Raises:
         ValueError: An index is out of range, the layer does not have this part, or the query is not stored.
@@ -245,15 +244,16 @@ def attention_row(
     if part != "content" and "row_scores" in chosen.tensors:
         scores.append(of_head("row_scores")[query][:, None] + of_head("column_scores")[query])
     if not scores:
-        raise ValueError(bad("part", f"must be available for layer {chosen.name!r}", repr(part)))
+        raise ValueError(bad("part", f"must be a part of the scores of layer {chosen.name!r}", repr(part)))
     return torch.softmax(torch.stack(scores).sum(0).flatten(), 0).unflatten(0, chosen.sizes)
 
 
 def _check_layer(index: int, layer: PayloadLayer, *, times: int, images: int) -> None:
     for name, values in layer.statistics["heads"].items():
-        _require(len(values) == layer.heads, f"layers[{index}].statistics.heads.{name[:40]}", values)
+        requirement = f"layers[{index}].statistics.heads.{name[:40]} must be a list of {layer.heads} values"
+        _require(len(values) == layer.heads, requirement, values)
     shown = images > 0 or layer.kind == "positions"
-    _require(shown, "images", f"none, and layer {index} is of kind {layer.kind}")
+    _require(shown, "images must be included", f"none, and layer {index} is of kind {layer.kind}")
     height, width = layer.sizes
     sizes = {"t": times, "n": images, "h": layer.heads, "H": height, "W": width, "T": height * width}
     sizes |= {"2H-1": 2 * height - 1, "2W-1": 2 * width - 1, "2": 2}
@@ -265,15 +265,15 @@ def _check_layer(index: int, layer: PayloadLayer, *, times: int, images: int) ->
             raise ValueError(bad("payload", f"must have the tensor {index}.{name}", "none", _FIX))
     for one, other in (("row_scores", "column_scores"), ("centres", "precision")):
         both = (one in layer.tensors) == (other in layer.tensors)
-        _require(both, f"tensors of layer {index}", f"only one of {one} and {other}")
+        _require(both, f"tensors of layer {index} must be both {one} and {other}, or neither", "one of them")
     if "queries" in layer.tensors:
         tokens = layer.tensors["queries"]
         inside = len(tokens) > 0 and bool(((tokens >= 0) & (tokens < height * width)).all())
-        _require(inside, f"{index}.queries", f"{len(tokens)} tokens, some outside {height} x {width}")
+        _require(inside, f"{index}.queries must be token indices below {height * width}", f"{tokens.tolist()}")
 
 
 def _check_tensor(name: str, tensor: Tensor, form: str, sizes: dict[str, int]) -> None:
-    """Check dtype, shape and finiteness; a letter without a size gets the size that it has in the tensor."""
+    """Check dtype, shape and finiteness; sizes of new letters are taken from the tensor."""
     dtype, *letters = form.split()
     if tensor.dim() == len(letters):
         for letter, extent in zip(letters, tensor.shape, strict=True):
@@ -281,14 +281,14 @@ def _check_tensor(name: str, tensor: Tensor, form: str, sizes: dict[str, int]) -
     if str(tensor.dtype) != f"torch.{dtype}" or list(tensor.shape) != [sizes.get(letter) for letter in letters]:
         wanted = " x ".join(str(sizes.get(letter, letter)) for letter in letters)
         got = f"{tensor.dtype} of shape {tuple(tensor.shape)}"
-        raise ValueError(bad("payload", f"tensor {name} must be {dtype} of {wanted}", got, _FIX))
+        raise ValueError(bad("payload", f"tensor {name} must be {dtype} of shape {wanted}", got, _FIX))
     if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
         raise ValueError(bad("payload", f"tensor {name} must be finite", "NaN or infinity", _FIX))
 
 
-def _require(fine: bool, name: str, value: object) -> None:
+def _require(fine: bool, requirement: str, value: object) -> None:
     if not fine:
-        raise ValueError(bad("payload", f"{name} must be valid", repr(value)[:80], _FIX))
+        raise ValueError(bad("payload", requirement, str(value)[:80], _FIX))
 
 
 def _stored(layer: PayloadLayer, query: int) -> int:

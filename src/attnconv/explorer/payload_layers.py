@@ -1,11 +1,11 @@
-"""Store one attention layer for the page, in the most compact of three exact forms.
+"""Store one attention layer for the page, in the most compact of three forms that can represent it.
 
     positions   score(q, k) = table[k - q]                                        one table of shifts per head
     content     score(q, k) = query_q . key_k + row_scores[q, k_row] + column_scores[q, k_column]
     rows        the probabilities of all or some queries                          any other attention
 
-The softmax is invariant to adding a constant to a row. The largest entry is therefore subtracted from each table, and
-per query from row and column scores; the mean is subtracted from truncated keys.
+Adding a constant to a row of scores does not change its softmax. The largest entry is therefore subtracted from each
+table, and per query from row and column scores; the mean key is subtracted before keys are truncated.
 """
 
 from typing import Literal
@@ -32,10 +32,10 @@ LOWEST = -60000.0  # the minimum of float16 is -65504; a score this far below th
 
 @torch.no_grad()
 def store_layer(name: str, module: nn.Module, operator: AttentionOperator, *, budget: int) -> PayloadLayer:
-    """Store one layer for its operator's images, without the time axis, in `budget` bytes per image or one row.
+    """Store one layer, without an axis for snapshots, in `budget` bytes per image or as a single row of attention.
 
     Its statistics describe the storage. `rounding of scores` is half the range of a row's score errors, measured on
-    some queries; probabilities change by at most a factor of exp(2 rounding). `queries stored` is the number of rows.
+    some queries; probabilities change by at most a factor of exp(2 * rounding). `queries stored` is the number of rows.
     """
     own = module if isinstance(module, SelfAttention) else None
     tokens = operator if isinstance(operator, TokenOperator) else None
@@ -79,7 +79,7 @@ def store_layer(name: str, module: nn.Module, operator: AttentionOperator, *, bu
 
 
 def position_tensors(encoding: Encoding, sizes: tuple[int, int]) -> dict[str, Tensor]:
-    """Compute the scores of all shifts between two tokens, and the centre and precision of Gaussian heads."""
+    """Compute the scores of all shifts between tokens, and the centres and precision matrices of Gaussian heads."""
     # A query in the middle of (2 height - 1) x (2 width - 1) tokens has every shift once.
     axes = tuple(Axis(size=2 * size - 1, queries=1, offset=size - 1) for size in sizes)
     some = next(encoding.parameters())
@@ -160,7 +160,7 @@ def shorten(
 
 
 def row_tensors(name: str, operator: AttentionOperator, budget: int) -> dict[str, Tensor]:
-    """Return rows over the image's tokens, normalised to sum 1, and the mass elsewhere, for as many queries as fit."""
+    """Return rows over the image's tokens, normalised to 1, and the mass elsewhere, for as many queries as fit."""
     grid, heads = operator.grid, operator.heads
     bytes_of_one = 2 * heads * (grid.key_count + 1) + 4  # float16 values and an int32 index
     queries = sample_queries(grid, max(1, budget // bytes_of_one), seed=None, device=operator.device)
@@ -184,6 +184,6 @@ def _tokens(name: str, grid: Grid, queries: Int[Tensor, "m"]) -> Int[Tensor, "m"
         if axis.spacing > 1 or bool((place < 0).any() or (place >= axis.size).any()):
             got = f"queries from position {axis.offset} on {axis.size} tokens with spacing {axis.spacing}"
             fix = "Pass the names of other layers as `layers`."
-            raise ValueError(bad("model", f"every query of layer {name!r} must be at a token's position", got, fix))
+            raise ValueError(bad("model", f"queries of layer {name!r} must be at positions of tokens", got, fix))
         flat = flat * axis.size + place
     return flat

@@ -21,8 +21,8 @@ from attnconv.operators.base import AttentionOperator
 from attnconv.theory.conv_taps import Convolution
 from attnconv.training.run_folder import RunFolder, choose_epochs
 
-BUDGET = 3_500_000  # bytes per image: below 5 MB in base64, including the picture
-GREY = 128  # value of the placeholder pictures
+BUDGET = 3_500_000  # bytes per image: below 5 MB in base64, including the image
+GREY = 128  # value of all pixels of placeholder images
 _NO_PIXELS = torch.zeros(0, 1, 1, 3, dtype=torch.uint8)
 _SIDE = 32  # side in pixels of the noise images for models whose attention depends on positions only
 
@@ -34,7 +34,7 @@ class Pictures:
 
     Attributes:
         pixels: uint8, channels last. The default is no images, for models whose attention depends on positions only.
-        names: One name per image, or empty.
+        names: One name per image; if empty, the images are numbered.
     """
 
     pixels: UInt8[Tensor, "n height width 3"] = _NO_PIXELS
@@ -48,8 +48,8 @@ class Snapshot:
 
     Attributes:
         name: Name on the page, such as `epoch 3`.
-        layers: Centres (row, column) of the heads of each layer with Gaussian heads, in tokens, and the inverse of
-            their covariances, by layer name.
+        layers: For each layer with Gaussian heads, by name: the heads' centres, which are shifts (row, column) in
+            tokens, and precision matrices (inverse covariances).
     """
 
     name: str
@@ -68,26 +68,26 @@ def payload(
     prefix: int | None = None,
     budget: int = BUDGET,
 ) -> bytes:
-    """Compute the data that the page shows of a model, as the bytes of a safetensors file.
+    """Compute the data that the page shows about a model, as the bytes of a safetensors file.
 
-    Layers of this library are stored as tables, or as queries and keys if these fit in the budget, possibly truncated
-    with score errors up to 0.01. For all other attention the probabilities are stored, for all queries or for as many
-    as fit, evenly spaced; their number is the layer's statistic `queries stored`.
+    Layers of this library are stored as tables, or as queries and keys if these fit in the budget, possibly with fewer
+    channels and score errors of up to 0.01. For all other attention the probabilities are stored, for all queries or
+    for as many evenly spaced ones as fit; their number is the layer's statistic `queries stored`.
 
     Args:
         model: Any module with attention. It runs in evaluation mode and without gradients.
         images: Input of the model, (b, c, height, width), not constant; None if attention depends on positions only.
-        title: Heading of the page; the model's class if empty.
-        pictures: The images to show; None uses `images`, each scaled from its minimum to its maximum.
+        title: Heading of the page; if empty, the name of the model's class.
+        pictures: The images to show. If None, `images`, each scaled from its minimum (black) to its maximum.
         snapshots: Earlier states of the model, from `snapshots_of`.
-        layers: Names of the modules to show; None for all.
-        grid: Tokens of the image, (height, width), if the model has no attribute for it.
+        layers: Names of the attention modules to show; None for all.
+        grid: Height and width of the image in tokens, if the model has no attribute for it.
         prefix: Number of class tokens and registers before the image's tokens, if the model has no attribute for it.
-        budget: Bytes per image, split equally between layers, for everything but pictures and position tables.
+        budget: Bytes per image, split equally between layers, for everything except images and position tables.
 
     Raises:
-        ValueError: Attention cannot be read or shown; images are missing, constant or rejected; or pictures mismatch.
-        TypeError: `images` is not a floating point tensor, or `budget` is not an integer.
+        ValueError: Attention cannot be read or shown; images are missing, constant or rejected; `pictures` do not fit.
+        TypeError: `images` is not a floating-point tensor, or `budget` is not an integer.
 
     Example:
         >>> from attnconv import SelfAttention2d
@@ -103,8 +103,8 @@ def payload(
         images, pictures = _noise(model), Pictures()
     audited = audit(model, images, **reading).layers
     if no_images and (content := [layer.name for layer in audited if not layer.position_only]):
-        requirement = "must be given, since attention depends on the image"
-        raise ValueError(bad("images", requirement, f"none for {', '.join(content[:3])}"))
+        requirement = f"must be given, since attention depends on the image in {', '.join(content[:3])}"
+        raise ValueError(bad("images", requirement, "none"))
     stored = _store_layers(model, images, audited, budget=budget, **reading)
     pictures = _pictures(pictures, images, stored)
     found = Payload(
@@ -177,7 +177,7 @@ def _over_time_or_images(layer: PayloadLayer, snapshots: Sequence[Snapshot], ima
 
 
 def statistics_of(found: LayerAudit) -> Statistics:
-    """Return the statistics of an audit under the page's names; None for missing values."""
+    """Return the statistics of an audit under the names that the page uses; None for missing values."""
     numbers, shifts = found.numbers(), found.statistics.best_shift.double()
     unknown: list[float | None] = [None] * len(shifts)
     share = [0.0] * len(shifts) if found.position_only else numbers["content_share"] or unknown
@@ -215,7 +215,7 @@ def _noise(model: nn.Module) -> Tensor:
     known = (module for module in model.modules() if isinstance(module, Convolution | SelfAttention))
     first = next(known, None)
     if first is None:
-        requirement = "must be given for a model without a convolution or an attention layer of this library"
+        requirement = "must be given for a model that has neither a convolution nor an attention layer of this library"
         raise ValueError(bad("images", requirement, f"none for {type(model).__name__}"))
     dims = first.dims if isinstance(first, SelfAttention) else len(first.kernel_size)
     if dims > 2:  # not shown on the page, and the noise would have too many tokens
@@ -229,7 +229,7 @@ def _noise(model: nn.Module) -> Tensor:
 
 
 def _pictures(pictures: Pictures | None, images: Tensor, layers: Sequence[PayloadLayer]) -> Pictures:
-    """Return the pictures with names; grey placeholders if there are none but layers are stored per image."""
+    """Return the images to show, with names; grey placeholders if there are none but layers are stored per image."""
     pixels, names = (pictures_of(images), ()) if pictures is None else (pictures.pixels, pictures.names)
     if len(pixels) not in (0, len(images)):
         raise ValueError(bad("pictures", f"must contain {len(images)} images, one per input, or none", len(pixels)))
@@ -242,7 +242,7 @@ def _pictures(pictures: Pictures | None, images: Tensor, layers: Sequence[Payloa
         height, width = (1, *images.shape[2:])[-2:]
         pixels = torch.full((max(stored), height, width, 3), GREY, dtype=torch.uint8)
         names = ("no image",) if len(pixels) == 1 else ()
-    return Pictures(pixels, names or tuple(f"image {index + 1}" for index in range(len(pixels))))
+    return Pictures(pixels, names or tuple(f"image {index}" for index in range(len(pixels))))
 
 
 def pictures_of(images: Float[Tensor, "*images"]) -> UInt8[Tensor, "n height width 3"]:

@@ -1,14 +1,14 @@
 """Local server of the explorer: the page, one payload, and payloads of uploaded images.
 
-    GET  /           the page, marked as served, and whether images are accepted
+    GET  /           the page, with a mark that says whether images are accepted
     GET  /payload    the payload; 404 if there is none
-    POST /image      the bytes of one picture -> a new payload
+    POST /image      the bytes of one image file -> a new payload
 
-Errors are {"error": message}, with status 400 to 415, 500 or 503. Requests with another host name or from another
-origin are rejected. Request paths never refer to files. Pictures stay in memory until the response is sent.
+Errors are {"error": message}, with status 400 to 415, 500 or 503. Requests with a different host name or from a
+different origin are rejected. Request paths never refer to files. Images are kept in memory until the response is sent.
 
 At most `SERVED` connections are read at a time; others wait in order of arrival. A client has `PATIENCE` seconds to
-send a request's head and to read a response; a request's body may stall for `STALL` seconds.
+send a request's headers, and may pause for as long while it reads a response; a body may stall for `STALL` seconds.
 """
 
 import asyncio
@@ -35,11 +35,11 @@ from attnconv.explorer.html_page import find_page, with_server
 from attnconv.explorer.session import LARGEST_UPLOAD
 
 HOST = "127.0.0.1"
-SERVED = 64  # connections; beyond uvicorn's `limit_concurrency`, every connection would get 503
+SERVED = 64  # connections; above uvicorn's own `limit_concurrency`, even earlier connections would get status 503
 ACCEPTED = 1000  # connections, including waiting ones
 PATIENCE = 10.0  # seconds
 GRACE = 1.0  # seconds for open connections at shutdown
-UPLOADS = 32  # concurrent uploads; others get 503 at once, so that half of the connections stay free for the page
+UPLOADS = 32  # concurrent uploads; others get status 503, so that half of the connections stay free for the page
 PLACES = 4  # uploads with a body or response in memory; the others wait
 STALL = 3.0  # seconds that a body may stall
 SLOWEST = 200_000  # minimum bytes per second of a body
@@ -72,10 +72,10 @@ def app(
 
     Args:
         payload: Initial payload of the page; None for a page without a model.
-        answer: Function from a picture's bytes and declared type to a new payload. It raises a `ValueError` with a
-            message for the visitor. None if uploads are not supported.
+        answer: Function that maps the bytes and the declared media type of an image file to a new payload. The text
+            of a `ValueError` that it raises is shown to the user. None if uploads are not supported.
         port: Port of the server, which is part of the accepted host and origin.
-        page: HTML of the page; None for the packaged one.
+        page: HTML of the page; None for the page in the package.
 
     Raises:
         FileNotFoundError: The package contains no page.
@@ -101,7 +101,7 @@ def listen(port: int) -> socket.socket:
     """Open a listening socket on 127.0.0.1.
 
     Args:
-        port: Port number; 0 for any free port, which is `listen(0).getsockname()[1]`.
+        port: Port number, or 0 for any free port, whose number is then `getsockname()[1]` of the socket.
 
     Raises:
         ValueError: The port number is out of range.
@@ -110,7 +110,7 @@ def listen(port: int) -> socket.socket:
     try:
         return socket.create_server((HOST, whole("port", port, 0, 65_535)), backlog=64)  # early clients wait
     except OSError as error:
-        message = bad("port", "must be free", f"{port} ({error.strerror})", "Pass another port, or 0 for any free one.")
+        message = bad("port", "must be free", f"{port} ({error.strerror})", "Use a free port, or 0 for any.")
         raise OSError(error.errno, message) from error
 
 
@@ -184,14 +184,14 @@ def server_for(application: ASGIApp) -> uvicorn.Server:
 class Images:
     """Handler of POST /image with bounded memory and time.
 
-    At most `UPLOADS` requests are open, `PLACES` of them are received, and one runs through the model; the others wait.
+    At most `UPLOADS` requests are open, `PLACES` of them are received, and the model runs on one; the others wait.
     """
 
     def __init__(self, answer: Callable[[bytes, str], bytes] | None) -> None:
         self._answer = answer
         self._uploads = asyncio.Semaphore(UPLOADS)
         self._places = asyncio.Semaphore(PLACES)
-        self._model = asyncio.Lock()  # one picture at a time, for memory and for the CPU cores
+        self._model = asyncio.Lock()  # one image at a time, to limit memory and CPU use
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self._answer is None:
@@ -205,7 +205,7 @@ class Images:
             async with self._model:
                 if await request.is_disconnected():
                     raise ClientDisconnect
-                give_back()  # memory of failed requests is released only when their errors are collected
+                give_back()  # memory of failed requests is only freed when their errors are garbage-collected
                 kind = request.headers.get("content-type", "")
                 answer = await anyio.to_thread.run_sync(self._answer, content, kind)
             await _pieces(answer)(scope, receive, send)
@@ -232,7 +232,7 @@ class Guard:
         headers, answer = Headers(scope=scope), self._app
         hosts = [host.lower() for host in headers.getlist("host")]
         foreign = any(origin.lower() not in self._origins for origin in headers.getlist("origin"))
-        # Browsers send this header for pages of other sites even without an origin. Links to the page are allowed.
+        # Browsers send this header with requests from other sites, even without an origin. Links to `/` are allowed.
         foreign |= scope["path"] != "/" and "cross-site" in headers.getlist("sec-fetch-site")
         if len(hosts) != 1 or hosts[0] not in self._hosts:
             answer = JSONResponse({"error": "host: must be 127.0.0.1 or localhost."}, 400)
@@ -254,33 +254,33 @@ async def _body(request: Request) -> bytes:
                 content += part
                 if len(content) > LARGEST_UPLOAD:
                     raise TooLargeError(bad("image", requirement, "more"))
-                # A fast client accumulates at most `STALL` seconds.
+                # However fast a client is, it may stall for at most `STALL` seconds.
                 time.deadline = min(time.deadline + len(part) / SLOWEST, anyio.current_time() + STALL)
     except TimeoutError:
         requirement = f"must arrive at {SLOWEST:,} bytes per second or more"
         raise HTTPException(408, bad("image", requirement, f"less, or nothing for {STALL:.0f} seconds")) from None
     if not content:
-        raise ValueError(bad("image", "must be the bytes of a picture", "an empty body"))
+        raise ValueError(bad("image", "must be the bytes of an image file", "an empty body"))
     return bytes(content)
 
 
 def _pieces(content: bytes) -> Response:
-    """Return a response sent in chunks; sent at once, the unread part would be copied by the connection."""
+    """Return a response sent in chunks; sent in one piece, the unread part would be copied by the connection."""
 
     async def pieces() -> AsyncIterator[bytes]:
         for start in range(0, len(content), PIECE):
             yield content[start : start + PIECE]
-            await asyncio.sleep(0)  # otherwise the server notices only at the end that the client disconnected
+            await asyncio.sleep(0)  # otherwise the server would notice only at the end that the client has disconnected
 
     headers = {"Content-Length": str(len(content))}
     return StreamingResponse(pieces(), media_type="application/octet-stream", headers=headers)
 
 
 async def _report(_: Request, error: Exception) -> Response:
-    """Return an error's message; only the type of an unexpected error, since its message may contain paths."""
+    """Return an error's message, or only the type of an unexpected error, since its message may contain paths."""
     if isinstance(error, HTTPException):
         return JSONResponse({"error": error.detail}, error.status_code, error.headers)
     name = type(error).__name__
     status = next((status for kind, status in STATUS.items() if isinstance(error, kind)), 500)
-    unexpected = f"the explorer failed on this picture ({name}). The server is still running; try another picture."
+    unexpected = f"the explorer failed on this image ({name}). The server is still running; try a different image."
     return JSONResponse({"error": unexpected if status == 500 else str(error) or name}, status)

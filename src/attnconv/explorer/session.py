@@ -1,7 +1,7 @@
-"""Payloads of one model on given images and on uploaded pictures.
+"""Payloads of one model on given images and on uploaded image files.
 
 Uploads are untrusted: size and declared type are checked before any pixel is decoded. Decoding needs 4 bytes per pixel,
-8 during colour conversion, and 12 for a progressive CMYK JPEG: 600 MB for the largest picture accepted.
+8 during colour conversion, and 12 for a progressive CMYK JPEG: 600 MB for the largest accepted image.
 """
 
 import warnings
@@ -31,7 +31,7 @@ class Session:
     Args:
         model: Any module that `visit_attention` can read.
         sizes: Height and width of the model's input, in pixels.
-        mean: Mean of each channel, for images in [0, 1]; one number for grey images, three for RGB.
+        mean: Mean of each channel, for images in [0, 1]; one number for greyscale images, three for RGB.
         std: Standard deviation of each channel.
         options: Further arguments of `payload`: `title`, `snapshots`, `layers`, `grid`, `prefix`, `budget`.
 
@@ -52,17 +52,17 @@ class Session:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def payload(self, pixels: UInt8[Tensor, "b c height width"], names: Sequence[str] = ()) -> bytes:
-        """Compute the payload of some images; raises the errors of `attnconv.explorer.payload`."""
+        """Compute the payload of some images; raises the same errors as `attnconv.explorer.payload`."""
         some = next(self.model.parameters(), torch.zeros(()))  # a model may have no parameters
         images = normalise(pixels, tuple(self.mean), tuple(self.std)).to(some.device, some.dtype)
         pictures = Pictures(pixels.expand(-1, 3, -1, -1).movedim(1, -1), tuple(names))
         return payload(self.model, images, pictures=pictures, **self.options)
 
     def answer(self, content: bytes, declared: str) -> bytes:
-        """Compute the payload of one picture file with its declared media type, for `app`.
+        """Compute the payload of one image file with a declared media type, for `app`.
 
         Raises:
-            ValueError: The picture is rejected (see `read_upload`), or has a single colour.
+            ValueError: The image is rejected (see `read_upload`), or all of its pixels have the same colour.
         """
         pixels = read_upload(content, declared, self.sizes, channels=len(self.mean))
         return self.payload(pixels[None], ("your image",))
@@ -71,18 +71,18 @@ class Session:
 def read_upload(
     content: bytes, declared: str, sizes: tuple[int, int], *, channels: int = 3
 ) -> UInt8[Tensor, "channels height width"]:
-    """Decode one picture, scaled and centre-cropped to the given size; only the first frame is used.
+    """Decode one image file, scaled and centre-cropped to the given size; only the first frame is used.
 
     Args:
         content: The file's bytes.
         declared: The media type that the client declares, such as `image/png`.
         sizes: Height and width of the result in pixels.
-        channels: 3 for RGB, 1 for grey.
+        channels: 3 for RGB, 1 for greyscale.
 
     Raises:
-        UnsupportedTypeError: The type is not in `TYPES` or does not match the bytes, or it is an animated WebP.
-        TooLargeError: It has more than `LARGEST_UPLOAD` bytes or `LARGEST_PICTURE` pixels, or one side is too long.
-        PictureError: The picture is broken, or has more than 8 bits per channel.
+        UnsupportedTypeError: The declared type is not in `TYPES` or not that of the bytes, or the WebP is animated.
+        TooLargeError: The file has over `LARGEST_UPLOAD` bytes, or the image too many pixels in total or per side.
+        PictureError: The image is broken, or has more than 8 bits per channel.
     """
     wanted = TYPES.get(declared.partition(";")[0].strip().lower())
     if wanted is None:
@@ -90,10 +90,10 @@ def read_upload(
     if len(content) > LARGEST_UPLOAD:
         raise TooLargeError(bad("image", f"must have at most {LARGEST_UPLOAD:,} bytes", f"{len(content):,}"))
     formats, most = tuple(TYPES.values()), 2 * max(sizes)
-    with warnings.catch_warnings():  # Pillow warns about large pictures and odd metadata, which are checked elsewhere
+    with warnings.catch_warnings():  # Pillow warns about large images and odd metadata, which are checked elsewhere
         warnings.simplefilter("ignore")
         with open_picture(content, "image", formats=formats, largest=LARGEST_PICTURE) as image:
-            if ("JPEG" if image.format == "MPO" else image.format) != wanted:  # many phones add a second picture
+            if ("JPEG" if image.format == "MPO" else image.format) != wanted:  # many phones add a second image
                 raise UnsupportedTypeError(bad("image", f"must be {wanted}, as declared", str(image.format)))
             frames = getattr(image, "n_frames", 1) if wanted == "WEBP" else 1
             if frames > 1:

@@ -1,8 +1,8 @@
 /**
  * The notebook's end of the channel to the page: messages from the iframe are stored in `told`, and `asked` is sent to it.
  *
- * Iframes are found by their mark. This includes the iframes of ordinary HTML output, which is saved with the notebook and
- * needs no view of this widget. web/src/state/channel.ts is the page's end and defines the messages.
+ * Iframes are found by their mark. This includes the iframes in ordinary HTML output, which is saved with the notebook
+ * and needs no view of this widget. web/src/state/channel.ts is the page's end and defines the messages.
  */
 const TELLS = "attnconv-selection";
 const ASKS = "attnconv-select";
@@ -33,8 +33,8 @@ function toldIn(data) {
 
 function initialize({ model }) {
   const mark = model.get("mark");
-  const open = new WeakSet(); // windows whose page has loaded its payload
-  // A sandboxed iframe has no origin and can only be addressed by "*"; the message contains nothing but indices.
+  const open = new WeakSet(); // windows in which the page has loaded its payload
+  // A sandboxed iframe has no origin and can only be addressed with "*"; the message contains nothing but indices.
   const ask = (target, entries) => target.postMessage({ ...entries, type: ASKS }, "*");
   const asked = () => model.get("asked")[1];
 
@@ -63,7 +63,7 @@ function initialize({ model }) {
   };
 }
 
-/** Show the page in a new iframe, for front ends that show no HTML next to widgets. */
+/** Show the page in a new iframe, for front ends that show only widgets and no HTML. */
 function render({ model, el }) {
   const mark = model.get("mark");
   const frame = document.createElement("iframe");

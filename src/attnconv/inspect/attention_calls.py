@@ -1,7 +1,7 @@
 """Intercept the attention calls of a running model and compute their rows on demand from the model's own tensors.
 
 PyTorch's attention functions are intercepted and, in models that do not call them (unfused models), the softmax over
-keys. In a function mode, nn.MultiheadAttention and nn.TransformerEncoder do not use their inference fast path.
+keys. Under a function mode, nn.MultiheadAttention and nn.TransformerEncoder do not use their inference fast path.
 """
 
 import inspect

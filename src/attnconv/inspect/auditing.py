@@ -88,7 +88,7 @@ class Audit:
     def rows(self) -> list[dict[str, Any]]:
         """Return one flat row per head, for `pandas.DataFrame(found.rows())`; statistics of the layer are repeated.
 
-        Heads are numbered from 0. Vectors are split by axis: `best_shift_0` is the vertical component, in rows.
+        Heads are numbered from 0. Vectors are split: `best_shift_0` is the component along the first axis (rows).
         """
         rows = []
         for layer in self.layers:

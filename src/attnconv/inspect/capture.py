@@ -72,7 +72,7 @@ def visit_attention(
 
     Raises:
         TypeError: An argument has the wrong type.
-        ValueError: Attention cannot be read, no attention or one of `layers` does not run, or `options` do not match.
+        ValueError: Attention cannot be read, no attention runs, one of `layers` does not run, or `options` do not fit.
 
     Example:
         >>> block = nn.TransformerEncoderLayer(8, nhead=2, dim_feedforward=8, batch_first=True)
@@ -169,7 +169,7 @@ def check_images(images: Tensor, *, least: int = 1, before: int = 0, shape: tupl
     constant = (pixels == pixels[..., :1]).flatten(1).all(1) & (pixels.shape[-1] > 1)
     if blank := _indices(constant, before):
         fix = "Attention on a constant image says nothing about the model. Pass real images."
-        raise ValueError(bad("images", "must not be constant", f"one value in image {blank} (counted from 0)", fix))
+        raise ValueError(bad("images", "must not be constant", f"equal values in image {blank} (counted from 0)", fix))
 
 
 @contextmanager

@@ -75,7 +75,7 @@ class QueryMaps:
 
     Attributes:
         name: The layer's name in the model.
-        positions: Row and column of each query on the grid of keys, from 0; fractional between two keys.
+        positions: Row and column of each query on the grid of keys, from 0; fractional if it is between keys.
         maps: Attention probabilities of the keys, averaged over images, (r, h, rows, columns) float64.
     """
 
@@ -99,7 +99,7 @@ def mean_query_maps(
         ValueError: There are no images or places, a place is outside the image, or a layer is not two-dimensional.
     """
     if images.ndim != 4 or not len(images):
-        raise ValueError(bad("images", "must be (n, c, height, width) with n at least 1", tuple(images.shape)))
+        raise ValueError(bad("images", "must have shape (n, c, height, width), n at least 1", tuple(images.shape)))
     if not places or not all(0.0 <= part < 1.0 for place in places for part in place):
         raise ValueError(bad("places", "must be a list of pairs (row, column) in [0, 1)", repr(list(places))))
     sums: dict[str, QueryMaps] = {}

@@ -8,7 +8,7 @@ computed from the shift profile p_h(delta) (`shift_profile`). With w_h = p_h / s
     redundancy           mean over pairs of heads of <p_h, p_h'> / (|p_h| |p_h'|)
     convolution score    max(0, (mass - 1/m) / (1 - 1/m)) with m keys per image and, on d axes,
                          mass = max over f of (1 / heads) sum_h p_h(f(h)), where f assigns a shift to each head,
-                                the same shift to at most c = ceil(heads / 3^d) heads
+                                and the same shift to at most c = ceil(heads / 3^d) heads
 
 A score of 1 means that each head attends to one shift, for every query, as in Lemma 1. Uniform attention scores 0.
 With c heads per shift, the heads can be split evenly among 3^d taps: a tap whose matrix has full rank may need several
@@ -50,7 +50,7 @@ class LayerStatistics:
         best_shift: Shift (key minus query) with the largest mean attention, (h, dims) int64, in positions.
         shift_mass: Mean attention at the best shift, (h,), 0 to 1.
         gaussian_overlap: Overlap of the profile with a Gaussian, (h,), 0 to 1; NaN for a head without mass.
-        coverage: Mean attention of distinct heads to the taps of the kernel that they could form, 0 to 1.
+        coverage: Mean attention of distinct heads to the taps of the centred kernel that they could form, 0 to 1.
         tap_residual: Relative distance of those taps from the span of the heads' profiles, 0 to 1.
         redundancy: Mean cosine between the profiles of two heads, 0 to 1; 0 for a single head.
         receptive_field: Root mean square distance from the centre of the mean profile, in positions; NaN without mass.
@@ -103,7 +103,7 @@ def layer_statistics(operator: AttentionOperator, *, queries: Queries | None = N
 class RunningStatistics:
     """Statistics of one layer, accumulated over batches of images: `add` one operator per batch, then call `result`.
 
-    All images have the same weight; an operator that a batch shares counts as one. Moments skip images without mass.
+    All images have equal weight; an operator shared by a batch counts as one image. Moments skip images without mass.
 
     Example:
         >>> from attnconv import Dense, Grid
@@ -216,10 +216,7 @@ def kernel_size(heads: int, dims: int) -> int:
 
 
 def assigned_mass(shares: Float64[Tensor, "h s"], heads_per_shift: int) -> float:
-    """Assign a shift to each head, with at most `heads_per_shift` heads per shift, and return the largest total mass.
-
-    Heads without a shift count as 0.
-    """
+    """Return the largest total mass of heads at one shift each, at most `heads_per_shift` per shift; others add 0."""
     repeated = shares.cpu().repeat(1, heads_per_shift)  # `heads_per_shift` columns per shift
     heads, columns = linear_sum_assignment(repeated.numpy(), maximize=True)
     return float(repeated[heads.tolist(), columns.tolist()].sum())

@@ -89,10 +89,7 @@ class AttentionParts:
 
 
 def attention_parts(attention: nn.Module, name: str = "attention") -> AttentionParts:
-    """Find the parts of an attention module; raise a `ValueError` if a part is missing or changes the formula.
-
-    Error messages start with `name`.
-    """
+    """Find the parts of an attention module; raise a `ValueError` on `name` if one is missing or alters the formula."""
     split, found = projections(attention), {part: _first(attention, paths) for part, paths in NAMES.items()}
     heads, size, out = found["num_heads"], found["head_dim"], found["proj or o_proj"]
     out = out if isinstance(out, nn.Linear) else None

@@ -4,8 +4,8 @@ Heads are compared by the cosine similarity of their shift profiles, <p, p'> / (
 
     turned      each head's profile is reflected along random axes, and axes are permuted at random if all have the same
                 length: this changes a head's direction, but not how far or how widely it attends
-    mirrored    p_h(delta) with one component of delta negated; a layer is symmetric along an axis if, for every
-                mirrored head, the layer contains the same head (its partner)
+    mirrored    p_h(delta) with one component of delta negated; a layer is symmetric along an axis if every mirrored
+                head equals a head of the layer, its partner
     trend       rho = corr(rank(layer), rank(value)) over all heads: close to 1 if later layers have larger values
 
 The chance level is the 95 % quantile of the statistic over `DRAWS` random samples with a fixed seed.
@@ -41,7 +41,7 @@ class TurnedHeads:
 
 
 def turned_heads(profile: ShiftProfile, *, draws: int = 200, seed: int = 0) -> TurnedHeads:
-    """Compute redundancy and coverage with heads randomly reflected and, if all axes are equally long, permuted.
+    """Compute redundancy and coverage with the axes of each head reflected and, if equally long, permuted at random.
 
     Args:
         profile: The layer's profile, as returned by `shift_profile`.
@@ -118,7 +118,7 @@ class MirrorSymmetry:
 
     Attributes:
         left_right, up_down: Mean cosine (0 to 1) between a mirrored head and the most similar head of its layer.
-        chance: 95 % quantile of `left_right - up_down` if the two axes are exchanged at random for each head or pair.
+        chance: 95 % quantile of `left_right - up_down` if the axes are exchanged at random for each head (or pair).
     """
 
     left_right: float
@@ -127,7 +127,7 @@ class MirrorSymmetry:
 
 
 def mirror_symmetry(profiles: Sequence[ShiftProfile]) -> MirrorSymmetry:
-    """Measure how symmetric the heads of the given layers are, left to right and up to down.
+    """Measure how symmetric the heads of the given layers are, left-right and up-down.
 
     Args:
         profiles: One profile per layer, each with two axes.

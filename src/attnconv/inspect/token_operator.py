@@ -176,7 +176,7 @@ def layout_of(
     if images.dim() == 4 and rows.batch != len(images):
         raise UnreadableError(f"it splits {len(images)} images into {rows.batch} sequences by an unknown method")
     if images.dim() == 3 and rows.batch not in shape[:2]:
-        raise UnreadableError(f"its number of sequences, {rows.batch}, does not match the input of shape {shape}")
+        raise UnreadableError(f"its {rows.batch} sequences do not match the input of shape {shape}")
     modules = [frame.module for frame in reversed(running)]
     hints = [hint for module in modules for hint in _hints(module, images, tokens)]
     if grid is None:

@@ -1,4 +1,4 @@
-"""Layers: self-attention over sequences, images and volumes, with the interface of nn.Conv1d/2d/3d."""
+"""Self-attention layers for sequences, images and volumes, with the tensor shapes of nn.Conv1d/2d/3d."""
 
 from attnconv._util.exports import attach
 

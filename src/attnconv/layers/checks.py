@@ -12,7 +12,7 @@ from attnconv._util.value_checks import FLOATING
 
 
 def check_device_dtype(device: torch.device | str | None, dtype: object) -> None:
-    """Raise `TypeError` for dtypes not in `FLOATING`, and for float64 on Apple's MPS."""
+    """Raise `TypeError` if the dtype is not in `FLOATING`, or if it is float64 on Apple's MPS."""
     if dtype is not None and dtype not in FLOATING:
         raise TypeError(bad("dtype", f"must be one of {', '.join(map(str, FLOATING))}", repr(dtype)))
     if dtype == torch.float64 and device is not None and torch.device(device).type == "mps":
@@ -20,20 +20,20 @@ def check_device_dtype(device: torch.device | str | None, dtype: object) -> None
 
 
 def check_loaded(layer: nn.Module, state: Mapping[str, Any], prefix: str, *_: object) -> None:
-    """Raise `ValueError` for NaN or infinity in a state dict before it is loaded."""
+    """Raise `ValueError` if a state dict contains NaN or infinity, before it is loaded."""
     loaded = {name: state[prefix + name] for name, _ in layer.named_parameters() if prefix + name in state}
     check_finite(loaded.items(), origin="from the loaded state dict")
 
 
 def check_finite(values: Iterable[tuple[str, object]], *, origin: str = "") -> None:
-    """Raise `ValueError` for named tensors with NaN or infinity, except meta tensors; `origin` is their source."""
+    """Raise `ValueError` if a named tensor contains NaN or infinity; `origin` says where the tensors come from."""
     for name, value in values:
         if isinstance(value, Tensor) and not value.is_meta and not bool(torch.isfinite(value).all()):
             raise ValueError(bad(name, "must be finite", "NaN or infinite values", origin=origin))
 
 
 def traced_node(layer: nn.Module, *arguments: Any) -> Any:
-    """Return the layer as one node of a symbolic trace (`torch.fx`) if the first argument is traced, else None."""
+    """Return the layer as one node of a `torch.fx` trace if the first argument is a proxy, otherwise None."""
     if not isinstance(arguments[0], torch.fx.Proxy):
         return None
     tracer: Any = arguments[0].tracer

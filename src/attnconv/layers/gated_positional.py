@@ -1,10 +1,10 @@
-"""Gated positional self-attention (d'Ascoli et al., 2021), exact, without materialising n x n probabilities.
+"""Gated positional self-attention (d'Ascoli et al., 2021), computed exactly without storing n x n probabilities.
 
     out_q = sum_h ( (1 - g_h) softmax_k(q_q . k_k / sqrt(e)) v_k + g_h softmax_k(p_h(k - q)) v_k ) W_out,h + b
     p_h(dx, dy) = ( w_2 dy + w_3 dy^2 ) + ( w_1 dx + w_3 dx^2 ) + b_h,        g_h = sigmoid(gamma_h)
 
-The content part uses `scaled_dot_product_attention`. The softmax of p_h, a sum over axes, is a Kronecker product. Rows
-of the mixture sum to 1, so the usual division by their sum would only affect rounding.
+The content part uses `scaled_dot_product_attention`. The softmax of p_h is a Kronecker product, because p_h is a sum
+over axes. Rows of the mixture sum to 1, so dividing them by their sum, as timm does, would only affect rounding.
 """
 
 import math
@@ -28,15 +28,15 @@ from attnconv.operators.kronecker import Kronecker
 class GatedPositionalAttention(nn.Module):
     """Gated positional self-attention over the tokens of an image, (b, height * width, c) -> (b, height * width, c).
 
-    Parameter names are those of timm's `GPSA`, so its state dicts can be loaded. As in the paper, new layers are
-    initialised as convolutions: heads attend to neighbouring positions, and values are the inputs.
+    Parameters have the same names as in timm's `GPSA`, so its state dicts can be loaded. As in the ConViT paper, new
+    layers are initialised as convolutions: heads attend to neighbouring positions, and values are the inputs.
 
     Args:
         channels: Number of input and output channels c.
         heads: Number of heads h; must divide `channels`.
         qkv_bias: Add learned biases to queries, keys and values.
         output_dropout: Dropout probability of the output.
-        locality_strength: Initial alpha in `-alpha |delta - Delta_h|^2`, in 1 / position^2.
+        locality_strength: Initial sharpness alpha of position scores `-alpha |shift - centre|^2`, in 1 / position^2.
         device: Device of the parameters.
         dtype: Dtype of the parameters.
 
@@ -44,10 +44,10 @@ class GatedPositionalAttention(nn.Module):
         qk: Linear map to queries and keys, c to 2 c.
         v: Linear map to values, c to c.
         pos_proj: Linear map from (dx, dy, dx^2 + dy^2) to position scores, 3 to h; (dx, dy) is key minus query, in
-            positions. Its bias has no effect, because it is equal in all scores of a row.
-        gating_param: gamma, (h,).
+            positions. Its bias has no effect, because it adds the same constant to all scores of a row.
+        gating_param: gamma, (h,); sigmoid(gamma) is the weight of the position part.
         proj: Linear map to the output, c to c.
-        scale: Factor on the products of queries and keys, 1 / sqrt(c / h).
+        scale: Scale of the products of queries and keys, 1 / sqrt(c / h).
 
     Raises:
         ValueError: If an argument is out of range.
@@ -72,9 +72,9 @@ class GatedPositionalAttention(nn.Module):
         super().__init__()
         self.channels, self.heads = whole("channels", channels, 1), whole("heads", heads, 1)
         if self.channels % self.heads:
-            raise ValueError(bad("heads", f"must divide the {self.channels} channels", self.heads))
+            raise ValueError(bad("heads", f"must divide the number of channels ({self.channels})", self.heads))
         if not (is_real(output_dropout) and 0 <= output_dropout < 1):
-            raise ValueError(bad("output_dropout", "must be a number of at least 0 and below 1", repr(output_dropout)))
+            raise ValueError(bad("output_dropout", "must be a number in [0, 1)", repr(output_dropout)))
         if not (is_real(locality_strength) and locality_strength > 0):
             raise ValueError(bad("locality_strength", "must be a positive number", repr(locality_strength)))
         check_device_dtype(device, dtype)
@@ -95,18 +95,18 @@ class GatedPositionalAttention(nn.Module):
 
     @staticmethod
     def from_timm(module: nn.Module) -> "GatedPositionalAttention":
-        """Convert a `timm.models.convit.GPSA`, sharing its parameters; its hooks are not copied.
+        """Convert a `timm.models.convit.GPSA`; the new layer shares its parameters but not its hooks.
 
         Raises:
             TypeError: If the module is not a timm `GPSA`.
-            ValueError: If it uses attention dropout, which is not supported.
+            ValueError: If the module uses attention dropout, which is not supported.
         """
         if not _is_gpsa(module):
             raise TypeError(bad("module", "must be a timm.models.convit.GPSA", type(module).__name__))
         old: Any = module  # a class of another library
         if old.attn_drop.p > 0:
             fix = "Set module.attn_drop.p = 0, or do not convert this layer."
-            raise ValueError(bad("attn_drop", "must be 0, as probabilities are not materialised", old.attn_drop.p, fix))
+            raise ValueError(bad("attn_drop", "must be 0, because probabilities are not stored", old.attn_drop.p, fix))
         made = GatedPositionalAttention(old.dim, old.num_heads, device="meta")  # no memory for replaced parameters
         made.scale, made.locality_strength, made.training = old.scale, old.locality_strength, old.training
         made.qk, made.v, made.proj, made.pos_proj = old.qk, old.v, old.proj, old.pos_proj
@@ -135,14 +135,14 @@ class GatedPositionalAttention(nn.Module):
             self.pos_proj.weight.copy_(self.locality_strength * weight)
 
     def forward(self, x: Float[Tensor, "b n c"], sizes: Sequence[int] | None = None) -> Float[Tensor, "b n c"]:
-        """Compute the projected, gated mixture of content and position attention.
+        """Compute the gated mixture of content and position attention, and project it to the output.
 
         Args:
-            x: Tokens, row-major.
+            x: Tokens in row-major order, (b, n, c).
             sizes: Height and width of the image in tokens, height * width = n; None for a square image.
 
         Raises:
-            ValueError: If x has a wrong shape, or its number of tokens does not match the sizes.
+            ValueError: If x has the wrong shape, or its number of tokens does not match `sizes` or a square image.
         """
         if (node := traced_node(self, x, sizes)) is not None:
             return node
@@ -175,31 +175,30 @@ class GatedPositionalAttention(nn.Module):
     def _sizes(self, x: Tensor, sizes: Sequence[int] | None) -> tuple[int, ...]:
         """Return height and width, validated against the number of tokens."""
         if x.dim() != 3 or x.shape[2] != self.channels:
-            requirement = f"must be (batch, tokens, {self.channels} channels)"
-            raise ValueError(bad("x", requirement, f"shape {tuple(x.shape)}"))
+            raise ValueError(bad("x", f"must be of shape (batch, tokens, {self.channels})", f"shape {tuple(x.shape)}"))
         if sizes is None:
             side = round(int(x.shape[1]) ** 0.5)  # a tensor under torch.jit.trace
             if side < 1 or side**2 != x.shape[1]:
                 fix = "Pass sizes=(height, width)."
-                raise ValueError(bad("x", "must have the tokens of a square image", f"{x.shape[1]} tokens", fix))
+                raise ValueError(bad("x", "must form a square image if sizes is None", f"{x.shape[1]} tokens", fix))
             return side, side
         height, width = per_axis("sizes", sizes, 2, least=1)
         if height * width != x.shape[1]:
-            raise ValueError(bad("sizes", f"must have product {x.shape[1]}, the number of tokens", (height, width)))
+            raise ValueError(bad("sizes", f"must satisfy height * width = {x.shape[1]} tokens", (height, width)))
         return height, width
 
 
 def fuse_convit(model: nn.Module) -> int:
-    """Replace every `GPSA` of a timm ConViT with a `GatedPositionalAttention`, in place, and return their number.
+    """Replace each `GPSA` in a timm ConViT with a `GatedPositionalAttention`, in place; return how many were replaced.
 
-    The outputs are the same up to rounding. Parameters remain the same tensors, with the same names.
+    The outputs are the same up to rounding. The parameters remain the same tensors and keep their names.
 
     Args:
         model: A timm ConViT, or any other module that contains `timm.models.convit.GPSA` layers.
 
     Raises:
         TypeError: If `model` is not a module.
-        ValueError: If no such layer is found, or one uses attention dropout. No layer is replaced then.
+        ValueError: If the model has no such layer, or one with attention dropout. No layer is replaced in this case.
 
     Example:
         >>> import timm  # doctest: +SKIP
@@ -209,7 +208,7 @@ def fuse_convit(model: nn.Module) -> int:
     check_module(model)
     places = {name: found for name, found in model.named_modules(remove_duplicate=False) if name and _is_gpsa(found)}
     if not places:
-        fix = "Pass a timm ConViT; convert single layers with GatedPositionalAttention.from_timm."
+        fix = "Pass a timm ConViT, or convert a single layer with GatedPositionalAttention.from_timm."
         raise ValueError(bad("model", "must contain timm.models.convit.GPSA layers", type(model).__name__, fix))
     made = {found: GatedPositionalAttention.from_timm(found) for found in places.values()}
     for name, found in places.items():
@@ -219,5 +218,5 @@ def fuse_convit(model: nn.Module) -> int:
 
 
 def _is_gpsa(module: object) -> bool:
-    """Return whether a module is a timm `GPSA`, by its class name, so that timm is not required."""
+    """Return whether a module is a timm `GPSA`, from its class name, so that timm need not be installed."""
     return (type(module).__module__, type(module).__name__) == ("timm.models.convit", "GPSA")

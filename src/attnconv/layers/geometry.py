@@ -1,4 +1,4 @@
-"""Grids of layers, from the arguments of nn.Conv*d."""
+"""Base class that computes the grid of a layer from arguments like those of nn.Conv*d."""
 
 import functools
 import warnings
@@ -15,7 +15,7 @@ _known_grid = functools.lru_cache(Grid.make)
 
 
 class GridLayer(nn.Module):
-    """Base class of layers whose grid follows from stride, padding, dilation, border, window and the image's sizes."""
+    """Base class of layers whose grid follows from stride, padding, dilation, border, window and image size."""
 
     dims: ClassVar[int]
 
@@ -45,21 +45,21 @@ class GridLayer(nn.Module):
             raise ValueError(bad("output_padding", "must be 0 unless transposed=True", self.output_padding))
         if self.transposed and (self.border != "zero" or self.window is None):
             got = f"border={self.border!r}, window={self.window}"
-            raise ValueError(bad("transposed", "requires border='zero' and a window", got))
+            raise ValueError(bad("transposed", "must be False unless border is 'zero' and a window is given", got))
 
     @property
     def kernel_size(self) -> tuple[int, ...] | None:
-        """Kernel size per axis, from window and dilation; None without a window."""
+        """Kernel size per axis, computed from window and dilation; None without a window."""
         if self.window is None:
             return None
         return tuple((extent - 1) // step + 1 for extent, step in zip(self.window, self.dilation, strict=True))
 
     @final
     def grid(self, sizes: Sequence[int], output_size: Sequence[int] | None = None) -> Grid:
-        """Return the grid of this layer for an image of `sizes`; for `output_size` see `forward`.
+        """Return the grid of this layer for an image of `sizes` per axis; for `output_size`, see `forward`.
 
         Raises:
-            ValueError: If the window is larger than the padded image, or the output size is not possible.
+            ValueError: If the window is larger than the padded image, or `output_size` is not possible.
         """
         if not self.transposed:
             if output_size is not None:

@@ -1,4 +1,4 @@
-"""Choice of a layer's operator: that of the encoding, its dense matrix, or the shifts of hard heads."""
+"""Choice of a layer's operator: that of its encoding, a dense matrix, or shifts for hard heads."""
 
 from collections.abc import Sequence
 from typing import Literal, TypeAlias, final, get_args
@@ -35,18 +35,18 @@ class PlannedLayer(GridLayer):
 
     @final
     def plan(self, sizes: Sequence[int], *, choose: Literal["auto"] | Plan = "auto") -> Plan:
-        """Choose and fix the operator for images of about `sizes`, also for tracing and export; return the choice.
+        """Choose the operator once, for images of about the given size, and return the choice.
 
-        A forward pass does not read parameter values, nor sizes when compiled; `plan` reads both. With `auto`, hard
-        heads run as `shift`, small images as `dense` and others as `structured`. The shifts do not follow later changes
-        of the centres. `unplan`, or loading a state dict, discards the plan.
+        Forward passes, including traced and exported ones, use it until `unplan` is called or a state dict is loaded,
+        even if centres change. Without a plan, the choice reads no parameters, and no sizes if compiled; `plan` reads
+        both. With `auto`, hard heads run as `shift`, small images as `dense` and others as `structured`.
 
         Args:
-            sizes: Number of positions per axis.
+            sizes: Image size per axis, in positions.
             choose: `auto`, `dense`, `structured`, or `shift`.
 
         Raises:
-            ValueError: If `choose` is unknown, `shift` is given and a head is soft, or a parameter is not finite.
+            ValueError: If an argument is out of range, a parameter is not finite, or `shift` is chosen for soft heads.
         """
         if choose not in ("auto", *get_args(Plan)):
             raise ValueError(bad("choose", "must be one of auto, dense, structured, shift", repr(choose)))
@@ -55,7 +55,7 @@ class PlannedLayer(GridLayer):
         shifts = self.hard_shifts()
         if choose == "shift" and shifts is None:
             fix = "Increase alpha and use integer centres, or choose 'structured'."
-            raise ValueError(bad("choose", "'shift' requires every head to attend to a single key", "soft heads", fix))
+            raise ValueError(bad("choose", "must not be 'shift' if heads attend to several keys", "soft heads", fix))
         if choose == "auto":
             choose = self._form(self.grid(sizes), 1, next(self.parameters()).dtype) if shifts is None else "shift"
         self._plan, self._shifts = choose, shifts or ()
@@ -63,7 +63,7 @@ class PlannedLayer(GridLayer):
 
     @final
     def hard_shifts(self) -> tuple[tuple[int, ...], ...] | None:
-        """Return the single shift that each head attends to, up to rounding; None if any head is soft."""
+        """Return the single shift that each head attends to, one tuple per head; None if any head is soft."""
         return self.encoding.hard_shifts()
 
     @final
@@ -79,7 +79,7 @@ class PlannedLayer(GridLayer):
         if self._plan == "shift":
             parameters = list(self.encoding.parameters())
             trained = torch.is_grad_enabled() and any(parameter.requires_grad for parameter in parameters)
-            # The anchor receives zero gradients: all parameters if any is trained, otherwise any one of them.
+            # The anchor, which receives zero gradients, is all parameters if any is trained, otherwise any one of them.
             anchor = torch.cat([parameter.flatten() for parameter in parameters]) if trained else parameters[0]
             return Shift(grid, self._shifts, anchor)
         if self.backend == "reference":
@@ -93,7 +93,7 @@ class PlannedLayer(GridLayer):
         return Dense.of(operator) if dense else operator
 
     def _form(self, grid: Grid, batch: int, dtype: torch.dtype) -> Literal["dense", "structured"]:
-        """Return the form that the planner predicts to be faster."""
+        """Return the form of the operator that is predicted to be faster."""
         channels, device = min(self.in_channels, self.out_channels), next(self.parameters()).device.type
         low = dtype in (torch.bfloat16, torch.float16)
         training = torch.is_grad_enabled() and any(parameter.requires_grad for parameter in self.parameters())

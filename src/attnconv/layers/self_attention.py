@@ -1,4 +1,4 @@
-"""Multi-head self-attention over images, a drop-in replacement for nn.Conv1d/2d/3d.
+"""Multi-head self-attention layers with the input and output shapes of nn.Conv1d, nn.Conv2d and nn.Conv3d.
 
     out_q = sum_h ( sum_k A_h[q, k] x_k ) W_h + b        equations (11) and (12)
 
@@ -25,30 +25,31 @@ from attnconv.layers.planning import Backend, PlannedLayer
 from attnconv.operators.base import AttentionOperator
 from attnconv.operators.dense import Dense
 
-_AUTOCAST = {torch.float32, torch.bfloat16, torch.float16}  # autocast converts these to one dtype
+_AUTOCAST = {torch.float32, torch.bfloat16, torch.float16}  # autocast converts these to a common dtype
 
 
 class SelfAttention(PlannedLayer):
     """Base class of `SelfAttention1d`, `SelfAttention2d` and `SelfAttention3d`: multi-head self-attention over a grid.
 
     Args:
-        in_channels: Channels of the input.
-        out_channels: Channels of the output.
+        in_channels: Number of input channels.
+        out_channels: Number of output channels.
         heads: Number of heads, at least 1.
         encoding: An `Encoding`, or the name of one: `quadratic`, `quadratic-generalized`, `learned`, `learned-content`,
             `sinusoidal`, `absolute-sinusoidal`, `absolute-learned`.
-        stride: Distance between queries, in positions; one number, or one per axis. Output size: ceil(size / stride).
-        padding: Points that `border` adds around the image: one number, one per axis, or (before, after) per axis.
-        dilation: Factor on the initial centres of an encoding given by name; one number, or one per axis.
-        border: `renormalise`, `zero`, `replicate`, `reflect` or `circular`; see `attnconv.grid`.
-        window: Kernel extent per axis, dilation * (kernel_size - 1) + 1; the output then has that convolution's size.
+        stride: Distance between neighbouring queries, in positions; one number, or one per axis.
+        padding: Padding around the image, in positions: one number, one per axis, or (before, after) per axis.
+        dilation: Kernel dilation, one number or one per axis; scales the initial centres of an encoding given by name.
+        border: Border rule: `renormalise`, `zero`, `replicate`, `reflect` or `circular`; see `attnconv.grid`.
+        window: Kernel extent per axis, dilation * (kernel_size - 1) + 1; the output size is then that of a convolution.
+            None for a layer without a kernel, with output size ceil(size / stride).
         transposed: Act as a transposed convolution: keys are spaced by `stride`, and `padding` is cropped from the
             output. Requires border `zero` and a window.
-        output_padding: Size added to the end of a transposed layer's output; one number, or one per axis.
+        output_padding: Positions added at the end of a transposed layer's output; one number, or one per axis.
         bias: Add a learned bias to the output.
-        groups: Number of channel groups, as in a grouped convolution; must divide both numbers of channels.
-        head_channels: None for merged weights W_h, or the width D_h of factored weights W_h = W_val,h W_out,h.
-        attention_dropout: Dropout probability of attention probabilities; if above 0, training uses a dense matrix.
+        groups: Number of channel groups, as in a grouped convolution; must divide `in_channels` and `out_channels`.
+        head_channels: Width D_h of factored weights W_h = W_val,h W_out,h; None for merged weights W_h.
+        attention_dropout: Dropout rate of attention probabilities, in [0, 1); if above 0, training uses a dense matrix.
         backend: `auto` chooses by predicted cost, `reference` computes the softmax of all scores, `structured` uses the
             operator of the encoding, and `dense` stores the matrix of that operator. See also `plan`.
         device: Device of the parameters.
@@ -64,11 +65,12 @@ class SelfAttention(PlannedLayer):
         called: Name of the layer in a model, used in error messages about its input; set by `recast`.
 
     Raises:
-        ValueError: If an argument is out of range, or the encoding has a different number of heads or axes.
+        TypeError: If `encoding`, `dtype` or a number of channels, heads or groups has the wrong type.
+        ValueError: If an argument is out of range, or `encoding` has a different number of heads or axes.
     """
 
     def __init_subclass__(cls) -> None:
-        """Append the documentation of the arguments to that of each subclass, for `help` and editors."""
+        """Append the documentation of the arguments to the docstring of each subclass, for `help` and editors."""
         super().__init_subclass__()
         if cls.__doc__ and SelfAttention.__doc__:
             about, _, example = inspect.cleandoc(cls.__doc__).partition("Example:")
@@ -110,8 +112,7 @@ class SelfAttention(PlannedLayer):
         self.out_channels, self.groups = whole("out_channels", out_channels, 1), whole("groups", groups, 1)
         check_device_dtype(device, dtype)
         if not (is_real(attention_dropout) and 0 <= attention_dropout < 1):
-            requirement = "must be a number of at least 0 and below 1"
-            raise ValueError(bad("attention_dropout", requirement, repr(attention_dropout)))
+            raise ValueError(bad("attention_dropout", "must be a number in [0, 1)", repr(attention_dropout)))
         if backend not in get_args(Backend):
             raise ValueError(bad("backend", f"must be one of {', '.join(get_args(Backend))}", repr(backend)))
         self.attention_dropout = attention_dropout
@@ -133,7 +134,7 @@ class SelfAttention(PlannedLayer):
             raise ValueError(bad("groups", "must divide in_channels and out_channels", got))
         if width is not None and whole("head_channels", width, 1) and groups > 1:
             got = f"head_channels={width} with groups={groups}"
-            raise ValueError(bad("head_channels", "must be None if groups is above 1", got))
+            raise ValueError(bad("head_channels", "must be None if groups is greater than 1", got))
         self.weight = nn.Parameter(torch.empty(heads, inputs // groups, outputs)) if width is None else None
         self.value_weight = None if width is None else nn.Parameter(torch.empty(heads, inputs, width))
         self.output_weight = None if width is None else nn.Parameter(torch.empty(heads, width, outputs))
@@ -143,7 +144,7 @@ class SelfAttention(PlannedLayer):
         def __call__(self, input: Tensor, output_size: Sequence[int] | None = None) -> Tensor: ...  # noqa: A002
 
     def reset_parameters(self) -> None:
-        """Initialise weights and bias as nn.Linear(heads * in_channels, out_channels) does; keep the encoding."""
+        """Initialise the weights and bias as nn.Linear does; leave the encoding unchanged."""
         width = self.in_channels // self.groups if self.output_weight is None else self.output_weight.shape[1]
         for parameter in (self.weight, self.value_weight, self.output_weight, self.bias):
             if parameter is not None:
@@ -155,15 +156,15 @@ class SelfAttention(PlannedLayer):
         input: Float[Tensor, "*images"],  # noqa: A002 - named as in nn.Conv*d
         output_size: Sequence[int] | None = None,
     ) -> Float[Tensor, "*outputs"]:
-        """Compute the output (b, out_channels, *queries), equation (12).
+        """Compute the output, (b, out_channels, *query sizes), by equation (12).
 
         Args:
-            input: Images (b, in_channels, *sizes), or a single image without b.
-            output_size: Output size of a transposed layer, used instead of `output_padding`; per axis, or the full
-                shape, as in nn.ConvTranspose2d.
+            input: Images, (b, in_channels, *sizes), or a single image, (in_channels, *sizes).
+            output_size: Output size of a transposed layer, used instead of `output_padding`: one number per axis, or
+                the full output shape, as in nn.ConvTranspose2d.
 
         Raises:
-            ValueError: If the input has a wrong shape or an empty axis, or the output size is not possible.
+            ValueError: If the input has the wrong shape or an empty axis, or `output_size` is not possible.
             TypeError: If the input is not a tensor, or its dtype is not that of the layer and autocast is disabled.
         """
         if (node := traced_node(self, input, output_size)) is not None:
@@ -184,12 +185,12 @@ class SelfAttention(PlannedLayer):
 
     @final
     def operator(self, x: Float[Tensor, "*images"]) -> AttentionOperator:
-        """Return the attention operator on x; for a position-only encoding it depends on the shape of x only."""
+        """Return the attention operator for images x; with a position-only encoding, only the shape of x matters."""
         return self._operator(self._pixels(x))
 
     @final
     def score_terms(self, x: Float[Tensor, "*images"]) -> dict[str, Float[Tensor, "#b h n lattice"]]:
-        """Return the terms of equation (7) or (8) over the lattice; attention is the softmax of their sum."""
+        """Return the terms of equation (7) or (8) at all lattice points; attention is the softmax of their sum."""
         pixels = self._pixels(x)
         return self.encoding.terms(self.grid(pixels.shape[1:-1]), pixels)
 
@@ -218,8 +219,7 @@ class SelfAttention(PlannedLayer):
             raise TypeError(bad("encoding", "must be an Encoding or the name of one", type(encoding).__name__))
         if (encoding.heads, encoding.dims) != (self.heads, self.dims):
             got = f"heads={encoding.heads}, dims={encoding.dims}"
-            requirement = f"must have heads={self.heads} and dims={self.dims}"
-            raise ValueError(bad("encoding", requirement, got))
+            raise ValueError(bad("encoding", f"must have heads={self.heads} and dims={self.dims}", got))
         return encoding
 
     def _pixels(self, x: object) -> Float[Tensor, "b *sizes c"]:
@@ -236,13 +236,13 @@ class SelfAttention(PlannedLayer):
         x = x[None] if x.dim() == dims + 1 else x
         if x.dim() != dims + 2:
             sizes = ("length", "height, width", "depth, height, width")[dims - 1]
-            raise ValueError(wrong(f"must be (batch, channels, {sizes}) for {kind}", f"shape {tuple(x.shape)}"))
+            raise ValueError(wrong(f"must have shape (batch, channels, {sizes}) for {kind}", f"shape {tuple(x.shape)}"))
         if x.shape[1] != self.in_channels:
             raise ValueError(wrong(f"must have {self.in_channels} channels", f"shape {tuple(x.shape)}"))
         if 0 in x.shape[2:]:
             raise ValueError(wrong("must not have empty axes", f"shape {tuple(x.shape)}"))
         if x.dtype != dtype and not ({x.dtype, dtype} <= _AUTOCAST and torch.is_autocast_enabled(x.device.type)):
-            fix = f"Convert with x.to({dtype})" + (f" or layer.to({x.dtype})." if x.is_floating_point() else ".")
+            fix = f"Use input.to({dtype})" + (f" or layer.to({x.dtype})." if x.is_floating_point() else ".")
             raise TypeError(wrong(f"must have the layer's dtype {dtype}", str(x.dtype), fix))
         return x.permute(0, *range(2, dims + 2), 1)
 
@@ -274,7 +274,7 @@ class SelfAttention2d(SelfAttention):
 
 @final
 class SelfAttention3d(SelfAttention):
-    """Multi-head self-attention over volumes: (b, in, depth, height, width) -> (b, out, depth, height, width).
+    """Multi-head self-attention over volumes; inputs and outputs are (b, channels, depth, height, width).
 
     Example:
         >>> SelfAttention3d(1, 2, heads=4)(torch.zeros(1, 1, 3, 4, 5)).shape
@@ -285,6 +285,6 @@ class SelfAttention3d(SelfAttention):
 
 
 def discard_plan(layer: nn.Module, _incompatible: object) -> None:
-    """Discard the plan after loading, as it may not match the new values."""
+    """Discard the plan after a state dict is loaded, because the plan may not fit the new values."""
     assert isinstance(layer, SelfAttention)
     layer.unplan()

@@ -1,6 +1,6 @@
 """Weights files: self-contained checkpoints and recast networks in the safetensors format.
 
-The tensors are a model's state dict; loading a file never executes code. The metadata in the header has the strings
+The tensors are a model's state dict; loading a file never executes code. The header metadata contains the strings
 
     format            "attnconv" (checkpoint) or "attnconv-recast" (recast network)
     format_version    "1"
@@ -89,7 +89,7 @@ class WeightsFile:
         with contextlib.suppress(ValueError, RecursionError):
             if type(value := json.loads(text)) in kinds:
                 return value
-        requirement = f"must have JSON of type {' or '.join(kind.__name__ for kind in kinds)} under {name!r}"
+        requirement = f"must contain JSON of type {' or '.join(kind.__name__ for kind in kinds)} under {name!r}"
         raise ValueError(bad("checkpoint", requirement, repr(text), origin=self.source))
 
     def about(self, settings: ModelSettings | None) -> About:
@@ -129,7 +129,7 @@ def save_weights(
         classes: Class names in the order of the logits.
         mean: Mean of each image channel.
         std: Standard deviation of each image channel, above 0.
-        extra: User data to store with the weights, JSON values.
+        extra: User data to store with the weights; values must be encodable as JSON.
 
     Raises:
         ValueError: The model's tensors do not match the settings or contain NaN or infinity; or the class names or the
@@ -159,7 +159,7 @@ def save_recast(
     alpha: float | None = None,
     only: Sequence[str] | None = None,
 ) -> None:
-    """Write a recast network atomically; `origin` is the settings of the original model, or the `spec` for `load`."""
+    """Write a recast network atomically; `origin` is the original's settings, or its `spec` for `load`."""
     source = {"spec": origin} if isinstance(origin, str) else {"settings": plain(origin)}
     description = {"model": source, "alpha": alpha, "only": None if only is None else list(only), **about._asdict()}
     # Copy, since the format does not support shared tensors; `recast` ties shared weights again on loading.
@@ -183,7 +183,7 @@ def load_weights(model: nn.Module, checkpoint: Checkpoint) -> None:
 
     Raises:
         TypeError: `model` is not a module, or `checkpoint` is not a `Checkpoint`.
-        ValueError: The model has lazy layers, other tensor names or shapes, or would get NaN or infinity in attention.
+        ValueError: The model has lazy layers, its tensor names or shapes differ, or attention would be NaN or infinite.
     """
     check_module(model)
     if not isinstance(checkpoint, Checkpoint):
@@ -203,7 +203,7 @@ def load_tensors(
         model.load_state_dict(dict(tensors), assign=assign)
     except RuntimeError as error:
         got = " ".join(str(error).split())
-        fix = "They are from another preset, other settings, or another version of the model's library."
+        fix = "They are from a different preset, settings, or version of the model's library."
         raise ValueError(bad(argument, "must have the tensors of its model", got, fix, origin=origin)) from error
 
 
@@ -220,7 +220,7 @@ def check_tensors(tensors: Mapping[str, Tensor], settings: ModelSettings, *, arg
 
 
 def _check_about(settings: ModelSettings | None, about: About, *, origin: str = "") -> None:
-    """Compare class names and normalisation with the model's settings; None for models of other libraries."""
+    """Compare class names and normalisation with the model's settings; None for models from other libraries."""
     classes, mean, std = about
     count = len(classes) if settings is None else settings.classes
     if classes and not (len(classes) == count and all(isinstance(name, str) for name in classes)):
@@ -235,7 +235,7 @@ def _check_about(settings: ModelSettings | None, about: About, *, origin: str = 
 
 
 def read_weights(path: Path) -> WeightsFile:
-    """Read a safetensors file to the CPU; pickles are rejected without unpickling, with a hint how to convert them."""
+    """Read a safetensors file to the CPU; pickles are rejected unread, with a hint on how to convert them."""
     if not path.is_file():
         got = f"the folder {path}" if path.is_dir() else f"nothing at {path}"
         raise FileNotFoundError(bad("checkpoint", "must be a file", got))
@@ -268,7 +268,7 @@ def _refusal(path: Path, error: str) -> str:
 
 
 def _content(tensors: Mapping[str, Tensor], form: str, description: Mapping[str, Any]) -> bytes:
-    """Return the bytes of a weights file with JSON values in its header, independent of the process."""
+    """Return the bytes of a weights file with JSON values in its header, identical in every process."""
     metadata = {name: json.dumps(value) for name, value in description.items()}
     metadata |= {"format": form, "format_version": FORMAT_VERSION, "attnconv_version": attnconv.__version__}
     content = safetensors.torch.save({name: tensor.contiguous() for name, tensor in tensors.items()}, metadata)

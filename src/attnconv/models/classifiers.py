@@ -11,7 +11,7 @@ The paper's classifier has these parts:
 The hidden state is (b, height, width, c) in memory, the fastest layout for both linear and attention layers. Attention
 layers accept and return (b, c, height, width) *views* of it.
 
-The baseline is the ResNet of He et al. (2015) with the usual stem for CIFAR, one 3x3 convolution with stride 1 and no
+The baseline is the ResNet of He et al. (2015) with the usual stem for CIFAR: one 3x3 convolution with stride 1 and no
 pooling. A 32 x 32 image therefore has 32 x 32 positions in the first stage and 4 x 4 in the last.
 """
 
@@ -32,11 +32,11 @@ from attnconv.models.settings import AttentionSettings, ModelSettings, ResNetSet
 
 
 def build(settings: ModelSettings | str, **changes: Any) -> nn.Module:
-    """Build a model with parameters initialised randomly from torch's global generator.
+    """Build a model with random initial parameters, sampled with torch's global generator.
 
     Args:
         settings: Settings, or the name of a preset.
-        **changes: Settings that override the preset's, such as `classes=100`.
+        **changes: Settings that override the preset's, such as `classes=100`; only used with the name of a preset.
 
     Returns:
         The model in training mode. It maps images (b, c, height, width) to logits (b, classes).
@@ -59,7 +59,7 @@ def build(settings: ModelSettings | str, **changes: Any) -> nn.Module:
 class AttentionClassifier(nn.Module):
     """Attention classifier: space to depth, linear embedding, attention blocks, mean over positions, linear head.
 
-    Only attention scores depend on positions, so a model accepts images of any size that is a multiple of
+    Only attention scores depend on positions, so the model accepts images of any size that is a multiple of
     `settings.downsampling`.
 
     Args:
@@ -144,7 +144,7 @@ class AttentionBlock(nn.Module):
 def space_to_depth(images: Float[Tensor, "b c height width"], side: int) -> Float[Tensor, "b rows columns channels"]:
     """Apply the invertible downsampling of Jacobsen et al. (2018), channels last.
 
-    Channel c * side^2 + i * side + j of a position is channel c of the pixel in row i, column j of its square.
+    Channel c * side^2 + i * side + j of a position is channel c of the pixel in row i and column j of its square.
     """
     squares = images.unflatten(-1, (-1, side)).unflatten(-3, (-1, side))  # (b, c, rows, side, columns, side)
     return squares.permute(0, 2, 4, 1, 3, 5).flatten(-3)
@@ -235,11 +235,11 @@ def check_shape(images: Tensor, *, channels: int, multiple: int = 1) -> None:
     if isinstance(given, torch.fx.Proxy):  # symbolic tracing, where the shape is unknown
         return
     if not images.is_floating_point():
-        fix = "Scale bytes to [0, 1] and normalise them first."
-        raise TypeError(bad("images", "must be floating point", str(images.dtype), fix))
+        fix = "Scale uint8 images to [0, 1] and normalise them."
+        raise TypeError(bad("images", "must be a floating-point tensor", str(images.dtype), fix))
     shape = tuple(images.shape)
     if images.ndim != 4 or shape[1] != channels or any(side == 0 or side % multiple for side in shape[2:]):
         fix = "Add a batch axis with images[None]." if images.ndim == 3 else ""
-        sides = f" and sides divisible by {multiple}" if multiple > 1 else ""
-        requirement = f"must have shape (b, {channels}, height, width) with non-empty sides{sides}"
+        sides = f" divisible by {multiple}" if multiple > 1 else ""
+        requirement = f"must have shape (b, {channels}, height, width) with positive sides{sides}"
         raise ValueError(bad("images", requirement, f"shape {shape}", fix))

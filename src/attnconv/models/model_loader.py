@@ -1,4 +1,4 @@
-"""Loader for presets, runs, checkpoints and models of other libraries, used by all functions and commands."""
+"""Loader for presets, runs, checkpoints and models from other libraries, used by all functions and commands."""
 
 import importlib
 import importlib.util
@@ -68,14 +68,14 @@ def load(
         hf:vit                        a transformers model: a model type, a name on the Hugging Face hub, or a folder
         package.module:function       the return value of a function, which is called without arguments
 
-    Random parameters are drawn from torch's global generator. Reading a checkpoint does not change its state.
+    Random parameters are sampled with torch's global generator, whose state is unchanged if a checkpoint is read.
 
     Args:
         spec: Name of the model in one of the forms above. A `Path` is always a run folder or a checkpoint. Presets have
             priority over folders of the same name; write `./quadratic` for the folder.
         pretrained: Download pretrained weights for timm, torchvision and transformers models.
-        size: Image size (height, width) in pixels for timm and transformers models with a fixed image size; both
-            interpolate trained positions. None uses the model's own size.
+        size: Image size (height, width) in pixels for timm and transformers models with a fixed image size, whose
+            trained position embeddings are then interpolated. None uses the model's own size.
         **changes: Settings that override those of a preset, such as `classes=100` (fields of `AttentionSettings` and
             `ResNetSettings`).
 
@@ -95,7 +95,7 @@ def load(
         return LoadedModel(build(settings).eval(), settings, source=f"preset {spec}, fresh parameters")
     if changes:
         name, value = next(iter(changes.items()))
-        raise ValueError(bad(name, "can only be given with a preset", f"{value!r} with {str(spec)!r}"))
+        raise ValueError(bad(name, "must be omitted unless the model is a preset", f"{value!r} with {str(spec)!r}"))
     if isinstance(spec, Path):
         return _load_path(spec)
     library, colon, name = spec.partition(":")
@@ -145,7 +145,7 @@ def checkpoint_file(path: Path) -> Path:
 
 
 def _rebuild(file: WeightsFile) -> LoadedModel:
-    """Build the original of a recast network, recast it, and load the weights; never calls a user's function."""
+    """Rebuild a recast network: build the original, recast it and load the weights; never call a user's function."""
     source, origin = file.value("model", dict), file.source
     alpha, only = file.value("alpha", float, int, type(None)), file.value("only", list, type(None))
     spec, given, settings = source.get("spec"), source.get("settings"), None
@@ -155,7 +155,7 @@ def _rebuild(file: WeightsFile) -> LoadedModel:
     elif library not in LIBRARIES:
         fix = f"Load it with: model = attnconv.recast(YOUR_MODEL, alpha={alpha}, only={only}); "
         fix += f"model.load_state_dict(safetensors.torch.load_file({Path(origin).name!r}))."
-        requirement = f"must name a model of {', '.join(LIBRARIES)}, since functions are not called"
+        requirement = f"must name a model from {', '.join(LIBRARIES)}, since functions are not called"
         raise ValueError(bad("checkpoint", requirement, repr(spec), fix, origin=origin))
     about = file.about(settings)
     base = _fresh(lambda: build(settings) if settings else LIBRARIES[library](name, False, None)[0], file)
@@ -270,7 +270,7 @@ def _of_transformers(name: str, pretrained: bool, size: Sizes) -> Found:
             network = factory.from_config(configs.from_pretrained(name, trust_remote_code=False))
     except (OSError, ValueError) as error:
         reason = str(error).strip().partition("\n")[0].rstrip(".")
-        requirement = "must be the type of an image classifier, an available name on the hub, or a folder"
+        requirement = "must be the model type of an image classifier, an available model on the hub, or a folder"
         raise ValueError(bad("model", requirement, f"hf:{name}", f"Error from transformers: {reason}.")) from error
     own = getattr(network.config, "image_size", None)
     own = (own, own) if isinstance(own, int) else own and tuple(own)
@@ -292,7 +292,7 @@ LIBRARIES: Mapping[str, Callable[[str, bool, Sizes], Found]] = {
 
 @final
 class Logits(nn.Module):
-    """Wrapper of a transformers model that maps images to logits, and can interpolate positions to the image size."""
+    """Wrapper of a transformers model that maps images to logits, and can interpolate position embeddings."""
 
     def __init__(self, network: nn.Module, *, interpolate: bool = False) -> None:
         super().__init__()

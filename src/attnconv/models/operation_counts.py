@@ -1,7 +1,7 @@
 """Exact numbers of parameters and FLOPs of a model, computed from its settings without torch.
 
 FLOPs are additions and multiplications for one image. The paper counts only linear and convolution modules. The total
-also includes the products q.k and attention x values of dense attention, but not norms, softmax and GELU.
+also includes the products q.k and attention x values of dense attention, but not normalisation, softmax and GELU.
 """
 
 from collections.abc import Iterator
@@ -104,7 +104,7 @@ def _encoding_part(settings: AttentionSettings, heads: int, side: int) -> Part:
             return Part(learned, linear=2 * positions * projection, products=content + relative)
         case "sinusoidal":
             # Equation (8): the query is multiplied by W^_key once, and the result by the sinusoids of every row and
-            # column shift. The term without content does the same with v, for every pair of rows and of columns.
+            # column shift. The term without content multiplies v instead, for every pair of rows and of columns.
             relative = heads * positions * 2 * side * width + positions * projection
             without_content = heads * 2 * positions * width + projection
             learned = 3 * projection + 2 * heads * key

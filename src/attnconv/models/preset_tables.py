@@ -9,7 +9,7 @@ from attnconv.models.presets import CATALOGUE
 
 @dataclass(frozen=True)
 class Table:
-    """A table of strings."""
+    """Table of strings."""
 
     title: str
     columns: tuple[str, ...]
@@ -22,7 +22,7 @@ class Table:
 
     @property
     def numeric(self) -> tuple[bool, ...]:
-        """Whether each column is numeric; columns without rows are not."""
+        """Whether each column is numeric; the columns of an empty table are not."""
         columns = list(zip(*self.rows, strict=True)) or [("",)] * len(self.columns)
         return tuple(all(cell.replace(",", "").replace(".", "").isdigit() for cell in column) for column in columns)
 

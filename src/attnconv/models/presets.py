@@ -1,6 +1,6 @@
-"""Presets: the models of the paper with its hyper-parameters, and small models that train on two CPU cores.
+"""Presets: the models of the paper, and small models that train on two CPU cores.
 
-A preset defines only the architecture. `attnconv.training.recipes` has training settings under the same name.
+A preset defines only the architecture. `attnconv.training.recipes` has training settings under the same names.
 """
 
 import fnmatch
@@ -15,7 +15,7 @@ from attnconv.models.settings import AttentionSettings, ModelSettings, ResNetSet
 
 @dataclass(frozen=True)
 class Preset:
-    """Settings of a model with a one-line description."""
+    """Settings of a model, with a one-line description."""
 
     settings: ModelSettings
     description: str
@@ -39,11 +39,11 @@ CATALOGUE: Mapping[str, Preset] = {
         replace(_PAPER, encoding="quadratic-generalized"), "Model of the paper with full-covariance Gaussian heads."
     ),
     "learned": Preset(
-        replace(_PAPER, encoding="learned"), "Model of the paper with learned row and column shifts, without content."
+        replace(_PAPER, encoding="learned"), "Model of the paper with a learned relative encoding, without content."
     ),
     "learned-content": Preset(
         replace(_PAPER, encoding="learned-content"),
-        "Model of the paper with learned row and column shifts, and content-based queries and keys.",
+        "Model of the paper with a learned relative encoding, and queries and keys computed from content.",
     ),
     "quadratic-16-heads": Preset(replace(_PAPER, heads=16), "Model of the paper with 16 heads per layer."),
     "quadratic-small": Preset(
@@ -53,21 +53,21 @@ CATALOGUE: Mapping[str, Preset] = {
         replace(_SMALL, encoding="quadratic-generalized"), "Small model with full-covariance Gaussian heads."
     ),
     "learned-small": Preset(
-        replace(_SMALL, encoding="learned"), "Small model with learned row and column shifts, without content."
+        replace(_SMALL, encoding="learned"), "Small model with a learned relative encoding, without content."
     ),
     "learned-content-small": Preset(
         replace(_SMALL, encoding="learned-content"),
-        "Small model with learned row and column shifts, and content-based queries and keys.",
+        "Small model with a learned relative encoding, and queries and keys computed from content.",
     ),
     "quadratic-16-heads-small": Preset(replace(_SMALL, heads=16), "Small model with 16 heads per layer."),
     "resnet-small": Preset(
         ResNetSettings(widths=(32, 64, 128), blocks=(1, 1, 1)),
         "ResNet baseline with about as many FLOPs as quadratic-small.",
     ),
-    "quadratic-digits": Preset(_DIGITS, "3 layers of 9 isotropic Gaussian heads for the 8 x 8 digits of scikit-learn."),
+    "quadratic-digits": Preset(_DIGITS, "3 layers of 9 isotropic Gaussian heads for scikit-learn's 8 x 8 digits."),
     "resnet-digits": Preset(
         ResNetSettings(widths=(32, 64), blocks=(1, 1), image_size=8, image_channels=1),
-        "ResNet baseline for the 8 x 8 digits of scikit-learn.",
+        "ResNet baseline for scikit-learn's 8 x 8 digits.",
     ),
 }
 

@@ -21,28 +21,28 @@ ImageSize = Annotated[int, Meta(ge=1, le=4096)]
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionSettings:
-    """Settings of the attention classifier of the paper.
+    """Settings of the paper's attention classifier.
 
     Attributes:
-        encoding: Name of the positional encoding.
-        layers: Number of blocks, at least 1.
-        heads: Number of heads of every layer, or one number per layer (after pruning), at least 1.
+        encoding: Positional encoding.
+        layers: Number of attention blocks, at least 1.
+        heads: Number of heads in every layer, or one number per layer, e.g. for a pruned model; each at least 1.
         width: Number of channels of the hidden state.
         mlp_width: Number of hidden channels of each block's MLP.
-        downsampling: Side, in pixels, of the square that becomes one position. It must divide the image size.
+        downsampling: Side in pixels of the square patch that becomes one position. It must divide the image size.
         dropout: Dropout rate of each residual branch, at least 0 and below 1.
         attention_dropout: Dropout rate of attention probabilities. A rate above 0 requires dense attention matrices.
         norm: Layer normalisation after each residual sum ("post", as in the paper) or before each branch ("pre").
         norm_epsilon: Constant that layer normalisation adds to the variance.
-        head_channels: Number of channels of each head's values (factored W_val W_out). By default, both are merged into
-            one matrix.
+        head_channels: Number of channels of each head's values, with separate W_val and W_out. By default, these are
+            merged into one matrix.
         key_channels: Number of channels of each head's queries and keys, for encodings that use them. The default is
             the width.
-        max_shift: Largest shift in the tables of learned relative encodings, in positions.
-        centres: Initial centres of quadratic heads. "normal" draws them around the query, as in the paper. "near"
-            assigns the nearest shifts with twice the spread, so that nine heads form a 3 x 3 kernel.
-        centre_std: Initial standard deviation of the centres of quadratic heads, in positions.
-        spread_std: Initial standard deviation of the spreads of quadratic heads around 1.
+        max_shift: Largest shift along each axis in the tables of learned relative encodings, in positions.
+        centres: Initial centres of quadratic heads. near: the shifts nearest to 0, with doubled initial spreads, so
+            that nine heads form a 3 x 3 kernel. normal: normally distributed around the query, as in the paper.
+        centre_std: Standard deviation of the initial centres, in positions (centres "normal" only).
+        spread_std: Standard deviation of the initial spreads s = sqrt(2 alpha), in 1 / position; their mean is 1.
         image_size: Side of the training images, in pixels. The model also accepts images of other sizes.
         image_channels: Number of image channels.
         classes: Number of classes.
@@ -79,11 +79,11 @@ class AttentionSettings:
         """Yield a problem for each violated rule between fields."""
         per_layer = isinstance(self.heads, tuple) and fine("heads", "layers")
         if per_layer and len(self.heads_per_layer) != self.layers:
-            yield Problem("heads", f"must be one number or {self.layers} numbers, one per layer")
+            yield Problem("heads", f"must be one integer, or {self.layers} integers, one per layer")
         if self.centres == "near" and fine("encoding") and not self.encoding.startswith("quadratic"):
             yield Problem("centres", f"must be normal for encoding {self.encoding}, whose heads have no centres")
         if fine("image_size", "downsampling") and self.image_size % self.downsampling:
-            yield Problem("downsampling", f"must divide the image size {self.image_size}")
+            yield Problem("downsampling", f"must divide the image size ({self.image_size})")
         # Channels are divided equally between the axes, and in sinusoidal encodings also between sines and cosines.
         if self.encoding == "absolute-sinusoidal" and self.width % 4:
             yield Problem("width", f"must be a multiple of 4 for encoding {self.encoding}")
@@ -116,7 +116,7 @@ class ResNetSettings:
     def conflicts(self, fine: Fine) -> Iterator[Problem]:
         """Yield a problem for each violated rule between fields."""
         if fine("widths", "blocks") and len(self.blocks) != len(self.widths):
-            yield Problem("blocks", f"must be {len(self.widths)} numbers, one per width")
+            yield Problem("blocks", f"must be {len(self.widths)} integers, one per width")
         if sum(self.blocks) > MOST_LAYERS:
             yield Problem("blocks", f"must be at most {MOST_LAYERS} in total")
         if fine():

@@ -1,4 +1,4 @@
-"""Base classes of attention operators: one row-stochastic matrix A_h per head, stored by its structure."""
+"""Base classes of attention operators: one row-stochastic matrix A_h per head, stored in structured form."""
 
 import abc
 import operator
@@ -15,7 +15,7 @@ from attnconv._util.errors import bad
 from attnconv._util.value_checks import is_index
 from attnconv.grid import Grid
 
-Queries: TypeAlias = Int[Tensor, "r"] | Sequence[int]  # flat row-major indices
+Queries: TypeAlias = Int[Tensor, "r"] | Sequence[int]  # flat, row-major indices from 0
 Images: TypeAlias = Float[Tensor, "b *sizes c"]
 Weights: TypeAlias = Float[Tensor, "h i d"]  # one matrix per head, i = c / groups
 Outputs: TypeAlias = Float[Tensor, "b *queries d"]
@@ -26,7 +26,7 @@ class AttentionOperator(abc.ABC):
     """Base class of attention operators: `Dense`, `Kronecker`, `Shift`, `Toeplitz` and `Content`.
 
     Attributes:
-        grid: Positions of queries and keys.
+        grid: Grid of queries and keys.
         heads: Number of heads h.
         batch: 1 if all images share the probabilities, otherwise the number of images b.
         device: Device of the operator's tensors.
@@ -49,22 +49,22 @@ class AttentionOperator(abc.ABC):
 
     @abc.abstractmethod
     def apply(self, values: Float[Tensor, "b h *sizes e"]) -> Float[Tensor, "b h *queries e"]:
-        """Compute A_h V_h, with separate values for each head."""
+        """Compute A_h V_h, with separate values V_h for each head."""
 
     @abc.abstractmethod
     def rows(self, queries: Queries) -> Float[Tensor, "#b h r m"]:
-        """Return the probabilities of the given queries over all keys; both are flat and row-major."""
+        """Return the probabilities of the given queries over all keys; indices are flat and row-major, from 0."""
 
     @abc.abstractmethod
     def padding_mass(self, queries: Queries) -> Float[Tensor, "#b h r"]:
-        """Return the probability that the given queries assign to lattice points with value zero (border `zero`)."""
+        """Return the attention of the given queries to padding positions whose value is zero (border rule `zero`)."""
 
     def __repr__(self) -> str:
         about = f"heads={self.heads}, sizes={self.grid.sizes}, queries={self.grid.query_sizes}"
         return f"{type(self).__name__}({about}" + (f", batch={self.batch})" if self.batch > 1 else ")")
 
     def to_dense(self) -> Float[Tensor, "#b h n m"]:
-        """Return all probabilities, n * m numbers per head; use only on small grids."""
+        """Return all probabilities, n * m numbers per head; use this only on small grids."""
         return self.rows(all_queries(self.grid, self.device))
 
 
@@ -97,7 +97,7 @@ def score_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def product_dtype(tensor: Tensor) -> torch.dtype:
-    """Return the dtype of products with a tensor: that of autocast if enabled, otherwise the tensor's."""
+    """Return the dtype of products with a tensor: autocast's dtype if it applies, otherwise the tensor's."""
     kind = tensor.device.type
     narrow = tensor.dtype != torch.float64  # autocast does not convert float64
     if narrow and torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
@@ -106,19 +106,19 @@ def product_dtype(tensor: Tensor) -> torch.dtype:
 
 
 def full_precision(device: torch.device) -> AbstractContextManager[object]:
-    """Return a context that disables autocast, for computing scores."""
+    """Return a context manager that disables autocast, for computing scores."""
     if not torch.amp.is_autocast_available(device.type):
         return nullcontext()
     return torch.autocast(device.type, enabled=False)
 
 
 def has_values(tensor: Tensor) -> bool:
-    """Return whether values can be read, which excludes compilation, meta tensors and fake tensors."""
+    """Return whether the values can be read: not during compilation, and not of meta or fake tensors."""
     return not (torch.compiler.is_compiling() or tensor.is_meta or isinstance(tensor, FakeTensor))
 
 
 def query_indices(queries: Queries, grid: Grid, device: torch.device) -> Int[Tensor, "r"]:
-    """Return query indices as a tensor on `device`; only those on the CPU are checked, to avoid synchronisation."""
+    """Return query indices as a tensor on `device`; only CPU tensors are checked, to avoid synchronisation."""
     if isinstance(queries, Sequence) and all(map(is_index, queries)):
         queries = torch.tensor(list(map(operator.index, queries)), dtype=torch.int64)
     if not isinstance(queries, Tensor) or queries.dtype not in (torch.int32, torch.int64):
@@ -127,6 +127,6 @@ def query_indices(queries: Queries, grid: Grid, device: torch.device) -> Int[Ten
     if queries.device.type == "cpu" and has_values(queries) and queries.numel():
         low, high = int(queries.min()), int(queries.max())
         if low < 0 or high >= grid.query_count:
-            requirement = f"must be in 0 .. {grid.query_count - 1} for a grid of {grid.query_sizes} queries"
-            raise ValueError(bad("queries", requirement, f"{low} .. {high}"))
+            requirement = f"must be from 0 to {grid.query_count - 1} for a grid of {grid.query_sizes} queries"
+            raise ValueError(bad("queries", requirement, f"values from {low} to {high}"))
     return queries.to(device)

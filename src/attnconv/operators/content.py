@@ -1,8 +1,8 @@
-"""Content operator: scores from queries and keys of the image plus optional position scores, equations (7) and (8).
+"""Content operator: scores computed from the image plus optional position scores, equations (7) and (8).
 
     A = softmax(Q K^T + sum_a B_a),    one bias B_a,h[q, k_a] per axis
 
-Rows are computed one block at a time, without materialising an n x n array. The backward pass recomputes the
+Rows are computed one block at a time, without materialising an n x n matrix. The backward pass recomputes the
 probabilities P of each block. With G the gradient of the output,
 
     dV = P^T G,  dS = P * (G V^T - sum_k P * G V^T),  dQ = dS K,  dK = dS^T Q,  dB_a = dS summed over the other axes
@@ -11,9 +11,9 @@ On CUDA, biases are appended to queries, and one-hot vectors to keys, for `scale
 
     Q' = [Q, B_1, .., B_a],    K' = [K, one-hot of k_1, .., one-hot of k_a],    Q' K'^T = Q K^T + sum_a B_a[q, k_a]
 
-In half precision each bias is split into its rounded value and the remainder, which together have a precision of 16
-bits in bfloat16 and 22 in float16. Flash kernels support up to 256 channels, including those of the biases; otherwise
-torch uses its memory-efficient kernel.
+In half precision, each bias is split into its rounded value and the remainder, which together have a precision of 16
+bits in bfloat16 and 22 bits in float16. FlashAttention kernels support up to 256 channels, including those of the
+biases; for more channels, PyTorch uses its memory-efficient kernel.
 """
 
 import math
@@ -41,10 +41,10 @@ class Content(LatticeOperator):
     """Attention operator with content-based scores and optional position scores that are a sum over axes.
 
     Args:
-        grid: Positions of queries and keys.
+        grid: Grid of queries and keys.
         queries: Scaled query vectors, (1 or b, h, n, e).
         keys: Key vectors, (1 or b, h, lattice points, e).
-        biases: Position scores, one (1 or b, h, n, lattice_a) for each axis; empty for none.
+        biases: Position scores, one tensor (1 or b, h, n, lattice_a) per axis a; empty if there are none.
     """
 
     def __init__(
@@ -99,21 +99,21 @@ def attention_with_relative_bias(
 
         softmax_k( scale * q_q . (k_k + row_table[k_1 - q_1] + column_table[k_2 - q_2]) ) v_k
 
-    The result is exact and differentiable in all five tensors. Unlike `scaled_dot_product_attention`, it does not need
-    an n x n bias; for the backward pass, it saves the inputs and height + width numbers per query and head.
+    The result is exact and differentiable with respect to all five tensors. Unlike `scaled_dot_product_attention`, this
+    function needs no n x n bias; for the backward pass, it saves the inputs and height + width numbers per query and
+    head. Row 0 of a table with 2 t + 1 rows is for shift -t; shifts beyond the table use its outermost rows.
 
     Args:
-        q: Query vectors of all positions, row-major.
-        k: Key vectors.
-        v: Values, of any length f.
-        row_table: One vector per row shift, (2 t + 1, e), or per head, (h, 2 t + 1, e). The middle one is for shift 0,
-            and shifts beyond the table use its outermost vector.
-        column_table: The same for column shifts.
-        sizes: Height and width of the image; height * width = n.
-        scale: Factor on all products; None for 1 / sqrt(e).
+        q: Query vectors of all positions in row-major order, (b, h, n, e).
+        k: Key vectors, (b, h, n, e).
+        v: Value vectors, (b, h, n, f), with any length f.
+        row_table: Vectors for the row shifts (key minus query), (2 t + 1, e), or separately per head, (h, 2 t + 1, e).
+        column_table: Vectors for the column shifts, in the same format; t may differ.
+        sizes: Height and width of the image, in positions; height * width = n.
+        scale: Factor by which all scores are multiplied; None for 1 / sqrt(e).
 
     Raises:
-        ValueError: If the shapes do not match, or a table has an even number of vectors.
+        ValueError: If the shapes do not match, or a table has an even number of rows.
 
     Example:
         >>> import torch
@@ -125,14 +125,14 @@ def attention_with_relative_bias(
     count = height * width
     if q.shape != k.shape or q.shape[:-1] != v.shape[:-1] or q.shape[2] != count:
         got = f"{tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)} for {sizes[0]} x {sizes[1]} positions"
-        raise ValueError(bad("q, k, v", "must be (b, h, height * width, channels)", got))
+        raise ValueError(bad("q, k, v", "must be of shape (b, h, height * width, channels)", got))
     # Compute biases in the dtype of scores, because they are large if a head is sharp.
     scaled = q.to(score_dtype(q.dtype)) * (1 / math.sqrt(q.shape[-1]) if scale is None else scale)
     biases = []
     for dim, (name, table) in enumerate((("row_table", row_table), ("column_table", column_table))):
         fits = table.dim() == 2 or (table.dim() == 3 and table.shape[0] == q.shape[1])
         if not fits or table.shape[-1] != q.shape[-1] or table.shape[-2] % 2 == 0:
-            requirement = f"must be (2 t + 1, {q.shape[-1]}) or (h, 2 t + 1, {q.shape[-1]})"
+            requirement = f"must be of shape (2 t + 1, {q.shape[-1]}) or ({q.shape[1]}, 2 t + 1, {q.shape[-1]})"
             raise ValueError(bad(name, requirement, f"shape {tuple(table.shape)}"))
         with full_precision(q.device):
             biases.append(axis_scores(scaled, table, dim, sizes))
@@ -154,9 +154,9 @@ def attend(
     values: Float[Tensor, "b #h lattice f"],
     biases: Sequence[Float[Tensor, "#b h n _"]],
 ) -> Float[Tensor, "b h n f"]:
-    """Compute softmax(Q K^T + sum_a B_a) V for scaled queries, by fused kernels on CUDA, else by blocks of rows.
+    """Compute softmax(Q K^T + sum_a B_a) V for scaled queries, with fused kernels on CUDA, otherwise in blocks of rows.
 
-    Scores are in at least float32, except that fused kernels multiply in the dtype of the values and sum in float32.
+    Scores are computed in at least float32; fused kernels multiply in the dtype of the values but sum in float32.
     """
     exact, fused = score_dtype(values.dtype), values.device.type == "cuda"
     products = values.dtype if fused else exact
@@ -184,7 +184,7 @@ def _forward(queries: Tensor, keys: Tensor, values: Tensor, *biases: Tensor) -> 
 def _gradients(inputs: Sequence[Tensor], gradient: Tensor, wanted: Sequence[bool]) -> Gradients:
     del wanted  # almost all of the work is needed for any gradient
     queries, keys, _, *biases = inputs
-    # Gradients of keys and values are accumulated transposed: G^T P is faster than P^T G, as P is contiguous in keys.
+    # Gradients of keys and values are summed transposed: P is contiguous in keys, so G^T P is faster than P^T G.
     totals = [
         tensor.new_zeros(tensor.mT.shape if place in (1, 2) else tensor.shape) for place, tensor in enumerate(inputs)
     ]
@@ -214,7 +214,7 @@ def _gradients(inputs: Sequence[Tensor], gradient: Tensor, wanted: Sequence[bool
 
 
 def _buffer(held: Buffers, place: int, shape: Sequence[int], like: Tensor) -> Tensor:
-    """Return an uninitialised tensor in a buffer shared by all blocks, which avoids page faults."""
+    """Return an uninitialised tensor in a buffer that all blocks share, which avoids page faults."""
     size = math.prod(shape)
     if place not in held or held[place].numel() < size:
         held[place] = like.new_empty(size)
@@ -222,7 +222,7 @@ def _buffer(held: Buffers, place: int, shape: Sequence[int], like: Tensor) -> Te
 
 
 def _blocks(batch: int, queries: Tensor, keys: Tensor) -> Iterator[tuple[slice, slice]]:
-    """Yield all images and rows of queries in parts of about `SCORES_BLOCK` bytes of scores."""
+    """Yield slices of images and of queries such that each block has about `SCORES_BLOCK` bytes of scores."""
     heads, count = queries.shape[1:3]
     most = block_sizes.SCORES_BLOCK // (queries.element_size() * heads * keys.shape[2])  # rows of all heads
     rows = min(max(most, block_sizes.LEAST_ROWS), count)
@@ -232,7 +232,7 @@ def _blocks(batch: int, queries: Tensor, keys: Tensor) -> Iterator[tuple[slice, 
 
 
 def _part(images: slice, rows: slice, *inputs: Tensor) -> list[Tensor]:
-    """Return views of all inputs on a block; inputs shared by all images are not indexed by image."""
+    """Return views of all inputs for one block; inputs shared by all images are not indexed by image."""
     chosen = [part if part.shape[0] == 1 else part[images] for part in inputs]
     return [part if place in (1, 2) else part[:, :, rows] for place, part in enumerate(chosen)]
 
@@ -250,7 +250,7 @@ def _rows(queries: Tensor, keys: Tensor, biases: Sequence[Tensor], held: Buffers
             grid += bias
         left, right = (tensor.expand(batch, -1, -1, -1).flatten(0, 1) for tensor in (queries, keys))
         flat = scores.flatten(0, 1)
-        torch.baddbmm(flat, left, right.mT, out=flat)  # torch counts the operations of this form, not of baddbmm_
+        torch.baddbmm(flat, left, right.mT, out=flat)  # PyTorch counts the FLOPs of this form, but not of baddbmm_
     else:
         torch.matmul(queries, keys.mT, out=scores)
     return torch.softmax(scores, -1, out=_buffer(held, 1, scores.shape, scores))
@@ -266,7 +266,7 @@ def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
 
 
 def _add(total: Tensor, part: Tensor) -> None:
-    """Add to a view, summing over images if they share it."""
+    """Add `part` to a view, summed over images if they share the view."""
     total += part if part.shape[0] == total.shape[0] else part.sum(0, keepdim=True)
 
 
@@ -289,7 +289,7 @@ def _folded(queries: Tensor, keys: Tensor, values: Tensor, *biases: Tensor) -> T
 
 
 def _split(bias: Tensor, dtype: torch.dtype) -> tuple[Tensor, ...]:
-    """Split the bias into one or two tensors of the queries' dtype that sum to it."""
+    """Split the bias into one or two tensors of the queries' dtype whose sum is the bias."""
     if torch.promote_types(bias.dtype, dtype) == dtype:
         return (bias.to(dtype),)
     high = bias.detach().to(dtype)  # both use the same one-hot channels, so only the remainder needs a gradient

@@ -1,4 +1,4 @@
-"""Dense operator: the stored matrix of probabilities, the reference for all others and the fastest on small grids."""
+"""Dense operator: a stored matrix of probabilities, the reference for other operators and fastest on small grids."""
 
 from typing import final
 
@@ -13,13 +13,13 @@ from attnconv.operators.kernels.contractions import contract_rows
 
 @final
 class Dense(AttentionOperator):
-    """Attention operator with a stored matrix.
+    """Attention operator that stores all probabilities.
 
     Args:
-        grid: Positions of queries and keys.
+        grid: Grid of queries and keys.
         probabilities: Probabilities over the image's keys, (1 or b, h, n, m).
-        padding_mass: Probability that each row assigns to lattice points with value zero, (1 or b, h, n), or an
-            operator that computes it; None for zero.
+        padding_mass: Attention of each query to padding positions whose value is zero, (1 or b, h, n), or an operator
+            that computes it; None if there is no such padding.
 
     Example:
         >>> import torch
@@ -43,13 +43,13 @@ class Dense(AttentionOperator):
 
     @staticmethod
     def from_scores(grid: Grid, scores: Float[Tensor, "#b h n lattice"]) -> "Dense":
-        """Compute the softmax over the lattice, folded onto the image's keys: the definition of every operator."""
+        """Compute the softmax over the lattice, folded onto the image's keys, as every operator does by definition."""
         lattice = torch.softmax(scores.to(score_dtype(scores.dtype)), -1)
         return Dense(grid, grid.fold(lattice), (lattice * grid.empty(scores.device)).sum(-1))
 
     @staticmethod
     def of(operator: AttentionOperator) -> "Dense":
-        """Create a dense operator from another operator."""
+        """Create a dense operator from any operator."""
         return Dense(operator.grid, operator.to_dense(), operator)
 
     def contract(self, x: Images, weight: Weights, groups: int = 1) -> Outputs:

@@ -2,13 +2,13 @@
 
     softmax_{k1, k2} [f(k1 - q1) + g(k2 - q2)]  =  softmax_{k1} f(k1 - q1)  *  softmax_{k2} g(k2 - q2)
 
-The identity is exact under every border rule, so A_h = F_h,1 (x) F_h,2. Keys whose weight is below eps^2 times the
-largest of their row are dropped. The change is below rounding error and avoids denormals, which are slow on CPUs.
+The identity is exact under every border rule, so A_h = F_h,1 (x) F_h,2, a Kronecker product. Keys whose weight is below
+eps^2 times the largest of their row are dropped: the error is below rounding, and slow denormals are avoided.
 
-Mixed values A_h X are not kept for the backward pass. If an axis is long, heads are computed one at a time (see
+Mixed values A_h X are not saved for the backward pass. If an axis is long, heads are computed one at a time (see
 `kernels.kronecker_long_axes`). Otherwise they are computed together, in an order that keeps matrix products large:
 
-    Y_h = (F_h,2 (x) ..) X      all axes except the first; leading dimensions are keys of the first axis and images
+    Y_h = (F_h,2 (x) ..) X      all axes except the first; leading dimensions are the first axis's keys and the images
     U_h = Y_h W_h               one product per head
     out = sum_h F_h,1 U_h       the first axis: one product over heads and keys
 
@@ -46,9 +46,9 @@ class Kronecker(AttentionOperator):
     """Attention operator whose matrix, for each head, is a Kronecker product of one factor per axis.
 
     Args:
-        grid: Positions of queries and keys.
-        factors: Probabilities over the image's keys, one (h, n_a, m_a) for each axis a.
-        padding_masses: Probability that falls on zeros in the lattice, one (h, n_a) for each axis a.
+        grid: Grid of queries and keys.
+        factors: Probabilities over the image's keys, one tensor (h, n_a, m_a) for each axis a.
+        padding_masses: Probability on lattice points with value zero, one tensor (h, n_a) for each axis a.
     """
 
     batch = 1
@@ -62,7 +62,7 @@ class Kronecker(AttentionOperator):
 
     @staticmethod
     def from_scores(grid: Grid, scores: Sequence[Factor]) -> "Kronecker":
-        """Compute factors from scores, one (h, n_a, lattice_a) for each axis: banded softmax, folded onto the keys."""
+        """Create an operator from scores, one tensor (h, n_a, lattice_a) for each axis a, whose sum is the score."""
         factors, masses = [], []
         for axis, score in zip(grid.axes, scores, strict=True):
             lattice = contractions.banded_softmax(score)
@@ -95,7 +95,7 @@ class Kronecker(AttentionOperator):
         return mass[None]
 
     def _at(self, queries: Queries, along: Sequence[Tensor]) -> list[Tensor]:
-        """Select the rows of the queries along each axis."""
+        """Select the rows of the given queries along each axis."""
         indices = self.grid.unravel(query_indices(queries, self.grid, self.device))
         return [rows.index_select(1, index) for rows, index in zip(along, indices, strict=True)]
 
@@ -106,7 +106,7 @@ def _without_denormals(rows: Tensor, axes: int) -> Tensor:
 
 
 def contract_factors(x: Images, weight: Weights, factors: Sequence[Factor]) -> Outputs:
-    """Compute sum_h (F_h,1 (x) F_h,2 ..) X W_h; zeros of long factors get no gradient, as softmax ignores it."""
+    """Compute sum_h (F_h,1 (x) F_h,2 ..) X W_h; zeros in long factors get no gradient, as softmax ignores it."""
     dtype = product_dtype(x)
     cast = [tensor.to(dtype) for tensor in (x, weight, *factors)]
     with full_precision(x.device):
@@ -157,7 +157,7 @@ def _gradients(inputs: Sequence[Tensor], gradient: Tensor, wanted: Sequence[bool
 
 
 def _narrows(x: Tensor, weight: Tensor) -> bool:
-    """Return whether projecting before mixing mixes fewer channels; that order is the adjoint of the other."""
+    """Return whether projecting first reduces the channels to be mixed; this order is the adjoint of the other."""
     return weight.shape[2] < x.shape[-1]
 
 
@@ -236,7 +236,7 @@ def _pull_part(
 
 
 def _parts(x: Tensor, weight: Tensor, factors: Sequence[Tensor]) -> Iterator[tuple[slice, list[slice]]]:
-    """Yield images with spans of columns (queries of the last axis) such that Y and U fit in a block."""
+    """Yield slices of images with spans of columns (queries of the last axis) such that Y and U fit in a block."""
     middle = math.prod(max(factor.shape[1:]) for factor in factors[1:-1])
     columns = factors[-1].shape[1] if len(factors) > 1 else 1
     channels = max(x.shape[-1], weight.shape[2])

@@ -2,7 +2,7 @@
 
     seconds = flops of large products / rate + flops of thin products / rate + bytes / bandwidth + calls * overhead
 
-The default constants are those of a two-core x86 machine; `attnconv calibrate` measures those of yours.
+The default constants are those of a two-core x86 machine; `attnconv calibrate` measures your machine.
 """
 
 import functools
@@ -28,7 +28,7 @@ Form = Literal["dense", "structured"]
 @final
 @dataclass(frozen=True)
 class Machine:
-    """Speed of a device."""
+    """Speed of a device, as constants of the cost model."""
 
     product: float = 150e9  # flops per second of large matrix products in float32
     low_product: float = 400e9  # the same in bf16
@@ -38,7 +38,7 @@ class Machine:
     call: float = 6e-6  # minimum seconds per operation
 
 
-# A large GPU, from its data sheet: a fifth of peak rates, and launch overhead.
+# Estimates for a large GPU from its data sheet: a fifth of its peak rates, and its launch overhead.
 GPU = Machine(product=20e12, low_product=150e12, thin=2e12, low_thin=6e12, memory=1e12, call=8e-6)
 
 
@@ -53,7 +53,7 @@ def seconds(
     machine: Machine,
     block: int = KRONECKER_BLOCK,
 ) -> dict[Form, float]:
-    """Predict the time of mixing by each form, in seconds.
+    """Predict how many seconds each form takes to mix values.
 
     `channels` is the smaller of a layer's input and output channels, `low` means 16-bit products, `block` is in bytes.
     """
@@ -93,7 +93,7 @@ def calibration_file() -> Path:
 
 
 def calibrate(device: str = "cpu") -> Machine:
-    """Measure the constants of this machine, in about two seconds."""
+    """Measure the constants of a device, which takes about two seconds."""
     from torch.utils.benchmark import Timer  # a slow import (0.1 s) that layers do not need
 
     def measured(call: Callable[..., Tensor], *inputs: Tensor | int) -> float:
@@ -123,7 +123,7 @@ def keep(machine: Machine, device: str = "cpu") -> Path:
 
 
 def _known() -> dict[str, dict[str, float]]:
-    """Return the contents of the file, or an empty dictionary if it is missing or invalid."""
+    """Return the measured constants of all devices; empty if the file is missing or invalid."""
     try:
         return msgspec.json.decode(calibration_file().read_bytes(), type=dict[str, dict[str, Positive]])
     except (OSError, msgspec.DecodeError, RecursionError):

@@ -1,6 +1,6 @@
-"""Shift operator: all queries of a head attend to one shift, condition (10) of Lemma 1. It runs as a convolution.
+"""Shift operator: each head attends to one fixed shift, condition (10) of Lemma 1. It runs as a convolution.
 
-If a shift points outside the lattice, the query attends to the nearest lattice point, as with the softmax of a hard
+If a shift leads outside the lattice, the query attends to the nearest lattice point, as with the softmax of a hard
 head. Small changes of centre or width do not change the probabilities, so these parameters get zero gradients.
 """
 
@@ -30,9 +30,9 @@ class Shift(AttentionOperator):
     """Attention operator of hard heads: one key per query, at a fixed shift for each head.
 
     Args:
-        grid: Positions of queries and keys.
+        grid: Grid of queries and keys.
         shifts: Integer shift (key minus query) for each head and axis.
-        anchor: Tensor that determines dtype and device and receives the zero gradients, such as the centres.
+        anchor: Tensor that determines dtype and device and receives zero gradients, such as the centres.
 
     Example:
         >>> import torch
@@ -175,7 +175,7 @@ def _convolve(grid: Grid, route: _Route, x: Tensor, weight: Tensor, groups: int)
 
 
 def _own_padding(grid: Grid, taps: Taps) -> tuple[int, ...] | None:
-    """Return the convolution's zero padding that yields these queries, or None if there is none."""
+    """Return the zero padding with which a convolution computes these queries; None if there is none."""
     found = []
     for axis, (first, step, count) in zip(grid.axes, taps, strict=True):
         pad, reach = -axis.offset - first, step * (count - 1)
@@ -189,10 +189,10 @@ def _own_padding(grid: Grid, taps: Taps) -> tuple[int, ...] | None:
 
 
 def _is_unsafe(grid: Grid, route: _Route, x: Tensor) -> bool:
-    """Return whether oneDNN may compute a wrong weight gradient, in bf16 if an axis is no longer than the kernel.
+    """Return whether oneDNN may compute a wrong weight gradient: in bf16, if an axis is no longer than the kernel.
 
-    In this case, PyTorch's convolutions return wrong values or write out of bounds (2.13, CPUs with AMX), mostly if
-    some taps only read padding. These images are small, so shifting them is cheap.
+    In this case, convolutions return wrong values or write out of bounds (PyTorch 2.13, CPUs with AMX), mostly if some
+    taps read only padding. These images are small, so shifting them is cheap.
     """
     if torch.compiler.is_compiling() or x.device.type != "cpu" or product_dtype(x) != torch.bfloat16:
         return False
@@ -202,7 +202,7 @@ def _is_unsafe(grid: Grid, route: _Route, x: Tensor) -> bool:
 
 
 def _keys_stand_apart(grid: Grid, taps: Taps) -> bool:
-    """Return whether to use a transposed convolution: zeros between keys, and no shift outside the lattice."""
+    """Return whether to use a transposed convolution: keys have zeros between them, and no shift leaves the lattice."""
     axes = grid.axes
     if all(axis.spacing == 1 for axis in axes) or any(axis.stride > 1 or axis.border != "zero" for axis in axes):
         return False

@@ -1,4 +1,4 @@
-"""Toeplitz operator: scores that depend on the shift only, but are not a sum over axes, as with a full covariance.
+"""Toeplitz operator: scores that depend only on the shift but need not be a sum over axes.
 
     A_h[q, k] = softmax_k s_h(k - q)
 
@@ -8,7 +8,7 @@ times the largest of their row. Tiles with the same relative box share probabili
 
     A V = correlation(V, exp s) / correlation(1, exp s)
 
-Rows whose sum is a tiny part of the total (their centre is far outside the image) are then computed separately.
+Rows whose sum is a tiny part of the total (because their centre is far outside the image) are computed separately.
 """
 
 import functools
@@ -41,7 +41,7 @@ from attnconv.operators.kernels.recompute_in_backward import Gradients, checkpoi
 
 PRODUCT = 60e9  # flops per second of the products of windows; compared with `SPECTRUM` to choose the method
 SPECTRUM = 2.5e9  # flops per second of transforms in float64
-TRUSTED = 1e-4  # minimum share of all weights in a row for which rounding in float64 is below that of float32
+TRUSTED = 1e-4  # minimum share of a row in the sum of all weights for which float64 rounds less than float32 would
 
 
 @final
@@ -49,10 +49,10 @@ class Toeplitz(LatticeOperator):
     """Attention operator defined by a table of scores over shifts.
 
     Args:
-        grid: Positions of queries and keys.
-        table: Scores (h, *shifts) in float32 or float64, for the shifts `Axis.all_shifts` along each axis.
-        dtype: Dtype of the probabilities; None for that of the table. A float64 table avoids rounding errors in the
-            differences of large scores (a sharp head centred far from all keys).
+        grid: Grid of queries and keys.
+        table: Scores (h, *shifts) in float32 or float64, for the shifts `Axis.all_shifts` along each axis. With
+            float64, differences of large scores are exact enough even for a sharp head centred far from all keys.
+        dtype: Dtype of the probabilities; None for that of the table.
     """
 
     batch = 1
@@ -109,7 +109,7 @@ class Run:
     first: int  # first query
     tiles: int  # number of tiles
     queries: int  # queries per tile
-    start: int  # first key of the first tile; each next tile starts stride * queries later
+    start: int  # first key of the first tile; each following tile starts stride * queries later
     keys: int  # keys per tile
 
 
@@ -161,7 +161,7 @@ def _gradients(grid: Grid, inputs: Sequence[Tensor], gradient: Tensor, wanted: S
 
 
 def _columns(grid: Grid, values: Tensor) -> Iterator[tuple[slice, slice]]:
-    """Yield all images and channels in parts of about `SPECTRUM_BLOCK` bytes in float64."""
+    """Yield slices of images and of channels with about `SPECTRUM_BLOCK` bytes of values in float64."""
     most = max(block_sizes.SPECTRUM_BLOCK // (8 * math.prod(_lengths(grid))), 1)
     for images in block_sizes.spans(values.shape[0], max(most // values.shape[-1], 1)):
         for channels in block_sizes.spans(values.shape[-1], most):
@@ -234,7 +234,7 @@ def _correlate(
 
 
 def _lengths(grid: Grid) -> tuple[int, ...]:
-    """Return, per axis, the smallest transform length for all shifts without prime factors above 5."""
+    """Return, per axis, the smallest transform length that covers all shifts and has no prime factor above 5."""
     # These numbers divide a high power of 30. Importing `scipy.fft.next_fast_len` would use 15 MiB.
     return tuple(next(n for n in itertools.count(axis.shift_count) if pow(30, 64, n) == 0) for axis in grid.axes)
 
@@ -257,7 +257,7 @@ def runs_of(grid: Grid, table: Float[Tensor, "*shifts"], dtype: torch.dtype) -> 
 
 
 def work_of(runs: Runs) -> int:
-    """Return the number of query-key products in all tiles, per column of values."""
+    """Return the number of query-key products in all tiles, per channel of the values."""
     return math.prod(sum(run.tiles * run.queries * run.keys for run in along) for along in runs)
 
 

@@ -1,4 +1,4 @@
-"""Figures 1 to 14 of the paper, by number: the models that each one shows, its caption, and how it is drawn."""
+"""Figures 1 to 14 of the paper: for each, the models that it shows, its caption, and the function that draws it."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,9 +25,9 @@ from attnconv.theory.expressibility import factorise
 @final
 @dataclass(frozen=True)
 class PaperFigure:
-    """How one figure of the paper is drawn."""
+    """One figure of the paper, with the function that draws it."""
 
-    draw: Callable[..., Figure]  # called with the title and one run per model that has a run
+    draw: Callable[..., Figure]  # called with the title, and with one run of each model that has runs
     models: tuple[str, ...] = ()  # the models whose runs it shows
 
 
@@ -36,7 +36,7 @@ def _accuracy(title: str, *runs: RunData) -> Figure:
     curves = {run.name: {curve.split: curve for curve in run.curves()} for run in runs}
     common = [split for split in SPLITS if all(split in found for found in curves.values())]
     if not common:
-        raise ValueError(bad("runs", "must have curves of a common split", f"no split common to {', '.join(curves)}"))
+        raise ValueError(bad("runs", "must have accuracies of a common split", f"none common to {', '.join(curves)}"))
     split = common[-1]
     shown = []
     for name, found in curves.items():
@@ -65,7 +65,7 @@ def _centres(title: str, run: RunData) -> Figure:
 def _heads(run: RunData) -> History:
     if history := run.history():
         return history
-    raise ValueError(bad("run", "must have recorded its heads", f"none in {run.folder.path}"))
+    raise ValueError(bad("run", "must contain recorded heads", f"none in {run.folder.path}"))
 
 
 def _zoomed(title: str, run: RunData) -> Figure:
@@ -77,18 +77,18 @@ def _zoomed(title: str, run: RunData) -> Figure:
 
 
 def _means(title: str, run: RunData, *, query: int) -> Figure:
-    """Draw Figures 6 and 7: mean attention of a query, with the heads in the first query's order."""
+    """Draw Figures 6 and 7: mean attention of a query, with the heads in the same order in both figures."""
     title = f"{title}: attention, mean of {len(run.images)} test images, {PAPER_MODELS[run.name].title}"
     return draw_query(run.maps, query, title=title)
 
 
 def _single(title: str, run: RunData, *, label: int, place: tuple[float, float]) -> Figure:
-    """Draw Figures 8 to 10: attention on the first test image of a class; the paper does not specify its images."""
+    """Draw Figures 8 to 10: attention in the first test image of a class; the paper does not name its images."""
     loaded, data = run.trained(), run.data()
     index = int((data.test.labels == label).nonzero()[0, 0])
     image = data.test.images[index : index + 1]
     layers = mean_query_maps(loaded.model, run.normalised(image, loaded), places=[place])
-    title = f"{title}: attention on one image ({data.classes[label]}, test image {index})"
+    title = f"{title}: attention in one image ({data.classes[label]}, test image {index}, counted from 0)"
     colours = (image[0].permute(1, 2, 0).double() / 255).expand(-1, -1, 3).numpy()
     return draw_query(layers, 0, title=title, picture=colours)
 
@@ -106,7 +106,7 @@ def _factorisation(title: str) -> Figure:
 
 
 def _attention(centres: Sequence[tuple[float, float]], alpha: float, sizes: tuple[int, int]) -> Tensor:
-    """Return the attention of isotropic heads, (heads, queries, keys)."""
+    """Return the attention of isotropic heads with sharpness alpha in 1 / position^2, (heads, queries, keys)."""
     grid = Grid.make(sizes)
     with torch.random.fork_rng(devices=[]), torch.no_grad():  # keep the caller's random state
         encoding = Quadratic(len(centres), grid.dims).double()
@@ -117,21 +117,21 @@ def _attention(centres: Sequence[tuple[float, float]], alpha: float, sizes: tupl
 
 
 CAPTIONS: Mapping[int, str] = {
-    1: "The output at one query as a sum over heads; each head attends at a different shift and has its own matrix.",
+    1: "The output at one query as a sum over heads. Each head attends to a different shift and has its own matrix.",
     2: "Accuracy over epochs.",
-    3: "Heads of one layer during training: centres, with 50% and 90% contours of their attention.",
-    4: "Heads of each layer of the quadratic model after training, with 50% and 90% contours.",
-    5: f"Attention of the model with learned positions near the query, on at most {ZOOM} x {ZOOM} positions.",
-    6: "Attention of the model with learned positions and content, averaged over test images.",
-    7: "As Figure 6, for another query. Heads are in the same columns: a head that acts like a convolution moves with "
-    "the query.",
-    8: "Attention of the model with content on one test image.",
-    9: "As Figure 8, on another image.",
-    10: "As Figure 8, with a query in the background.",
+    3: "Heads of one layer (numbered from 0) during training: centres, with 50 % and 90 % contours of their attention.",
+    4: "Heads of each layer (numbered from 0) of the quadratic model after training, with 50 % and 90 % contours.",
+    5: f"Attention near the query in the model with learned positions, on at most {ZOOM} x {ZOOM} positions.",
+    6: "Attention of the model with learned positions and content, averaged over test images. Indices are from 0.",
+    7: "Like Figure 6, for a different query. Heads are in the same columns. The pattern of a head that acts like a "
+    "convolution moves with the query.",
+    8: "Attention of the model with learned positions and content in one test image.",
+    9: "Like Figure 8, in a different image.",
+    10: "Like Figure 8, with a query in the background of a different image.",
     11: "Kernel taps as linear combinations of the heads' attention: five heads form a 2 x 2 kernel.",
-    12: "Heads of each layer of the generalised model, whose contours may be ellipses.",
-    13: "Accuracy over epochs; the pruned model continues the generalised one.",
-    14: "Heads of each layer of the quadratic model with sixteen heads.",
+    12: "Heads of each layer (numbered from 0) of the generalised model, whose contours may be ellipses.",
+    13: "Accuracy over epochs; the pruned model continues the training of the generalised model.",
+    14: "Heads of each layer (numbered from 0) of the quadratic model with sixteen heads.",
 }
 FIGURES: Mapping[int, PaperFigure] = {
     1: PaperFigure(_mixture),

@@ -1,11 +1,11 @@
 """Observations of the paper: the claim, its measurement for each seed, and whether it holds.
 
 The criteria were fixed before the results were known, except for the fixed shifts of one run of `quadratic-small`.
-Chance levels are 95 % quantiles (`inspect.null_models.LEVEL`) over shuffles of the run's heads.
+Chance levels are 95 % quantiles (`inspect.null_models.LEVEL`) over random changes of the run's heads.
 
     votes      a claim holds if every seed meets its criterion, and is not seen if no seed does
-    no gain    with d the mean difference over seeds and e half the width of its 95 % interval (Student's t):
-               the claim holds if d + e < `MARGIN`, and does not hold if d - e > 0
+    no gain    with d the mean difference over seeds and e half the width of its 95 % confidence interval (Student's
+               t): the claim holds if d + e < `MARGIN`, and does not hold if d - e > 0
 
 All other cases are undecided: seeds that disagree, missing runs, or a single seed for a difference between models.
 """
@@ -32,16 +32,16 @@ from attnconv.report.run_data import RunData
 from attnconv.surgery.head_pruning import attention_layers, condition_numbers
 from attnconv.training.fitting import starting_model
 
-Verdict: TypeAlias = Literal["holds", "not seen", "does not hold", "cannot be said"]
+Verdict: TypeAlias = Literal["holds", "not seen", "does not hold", "undecided"]
 
-MARGIN = 0.005  # smallest gain of accuracy that counts
-RECOVERED = 0.005  # largest loss of accuracy after which a pruned model has recovered
+MARGIN = 0.005  # smallest difference in accuracy (0 to 1) that counts as a gain
+RECOVERED = 0.005  # largest loss of accuracy (0 to 1) with which a pruned model counts as recovered
 
 
 @final
 @dataclass(frozen=True)
 class Found:
-    """One number of one seed."""
+    """Measured value of a claim for one seed."""
 
     value: float
     beside: Mapping[str, float]  # reference values by name
@@ -52,22 +52,22 @@ class Found:
 @final
 @dataclass(frozen=True)
 class Claim:
-    """One observation of the paper and how it is judged."""
+    """One observation of the paper, and how it is tested."""
 
     key: str
     models: tuple[str, ...]  # models whose runs are needed
     paper: str  # the paper's statement, paraphrased
-    measured: str
+    measured: str  # what is measured
     criterion: str  # for one seed, or for all seeds together if `no_gain`
     measure: Callable[..., Found]  # called with one run per model, all with the same seed
-    unit: Unit = "number"  # shares are fractions of 1, printed in percent; points are their differences
+    unit: Unit = "number"  # a share is a fraction of 1 and printed in percent; points are differences of shares
     by_layer: str = ""  # description of `Found.layers`; empty if there are none
     layer_unit: Unit = "number"
     no_gain: bool = False  # whether the claim is that a difference in accuracy is not a gain
 
 
 def fixed_shifts(run: RunData, *, layers: tuple[int, ...]) -> Found:
-    """Compute the share of heads at a fixed shift; each of the given layers must have such a head."""
+    """Compute the share of heads at a fixed shift; the criterion requires such a head in each of the given layers."""
     now, before = ([at_fixed_shift(layer).double() for layer in found] for found in (run.end, run.start))
     value, start = (float(torch.cat(heads).mean()) for heads in (now, before))
     by_layer = tuple(float(heads.mean()) for heads in now)
@@ -76,7 +76,7 @@ def fixed_shifts(run: RunData, *, layers: tuple[int, ...]) -> Found:
 
 
 def trend(run: RunData, *, of: Callable[[LayerStatistics], Tensor]) -> Found:
-    """Compute the rank correlation of a head's statistic with its layer."""
+    """Compute the rank correlation between a statistic of heads and their layers."""
     heads = [of(layer) for layer in run.end]
     found = layer_trend([layer.tolist() for layer in heads])
     by_layer = tuple(float(layer.nanmean()) for layer in heads)
@@ -84,7 +84,7 @@ def trend(run: RunData, *, of: Callable[[LayerStatistics], Tensor]) -> Found:
 
 
 def against_turned_heads(run: RunData, *, of: Callable[[Any], Any], lower: bool) -> Found:
-    """Compare the mean of a statistic over layers with its initial value and with randomly turned heads."""
+    """Compare a statistic's mean over layers with its initial value and with that of randomly turned heads."""
     by_layer = tuple(float(of(layer)) for layer in run.end)
     value, start = statistics.fmean(by_layer), statistics.fmean(of(layer) for layer in run.start)
     draws = torch.stack([of(layer) for layer in run.turned]).mean(0)
@@ -94,7 +94,7 @@ def against_turned_heads(run: RunData, *, of: Callable[[Any], Any], lower: bool)
 
 
 def mirror(run: RunData) -> Found:
-    """Compute how much more symmetric the heads are left-right than up-down."""
+    """Compute how much more left-right than up-down symmetry the heads have."""
     profiles = [layer.profile for layer in run.end]
     found, before = mirror_symmetry(profiles), mirror_symmetry([layer.profile for layer in run.start])
     value = found.left_right - found.up_down
@@ -105,7 +105,7 @@ def mirror(run: RunData) -> Found:
 
 
 def elongation(run: RunData) -> Found:
-    """Compute the rank correlation of the condition number of a head's covariance with its layer."""
+    """Compute the rank correlation between the condition numbers of heads' covariances and their layers."""
     models = run.trained().model, starting_model(run.folder)
     now, before = ([condition_numbers(layer) for layer in attention_layers(model).values()] for model in models)
     found = layer_trend([layer.tolist() for layer in now])
@@ -116,7 +116,7 @@ def elongation(run: RunData) -> Found:
 
 
 def gain(run: RunData, over: RunData) -> Found:
-    """Compute the difference in test accuracy of two models, at the epochs chosen on validation images."""
+    """Compute the difference in test accuracy between two models, at the epochs chosen on validation images."""
     value, other = _score(run, "chosen"), _score(over, "chosen")
     return Found(value - other, {run.name: value, over.name: other})
 
@@ -130,7 +130,7 @@ def dip(pruned: RunData, source: RunData) -> Found:
 
 
 def recovery(pruned: RunData, source: RunData) -> Found:
-    """Compute the test accuracy of the pruned model after further training, minus that of the unpruned one."""
+    """Compute the test accuracy of the pruned model after further training minus that of the unpruned model."""
     before, later = _score(source, "last"), _score(pruned, "last")
     return Found(later - before, {"before": before, "fine-tuned": later}, later - before >= -RECOVERED)
 
@@ -139,7 +139,7 @@ def _score(run: RunData, state: str) -> float:
     score = run.score(state)
     if score is None:
         fix = "Run `attnconv reproduce` again; it adds missing results."
-        raise ValueError(bad("run", f"must have the test accuracy of its {state} weights", run.folder.path, fix))
+        raise ValueError(bad("run", f"must contain the test accuracy of its {state} weights", run.folder.path, fix))
     return score
 
 
@@ -150,8 +150,8 @@ def _fixed_shifts(name: str, layers: tuple[int, int], paper: str) -> Claim:
         f"fixed shifts: {name.replace('-', ' + ')}",
         (name,),
         paper,
-        f"share of all heads with at least {100 * LEAST_MASS:g} % on one shift and a constancy of {LEAST_CONSTANCY:g}",
-        f"layers {layers[0]} and {layers[1]}: {each}",
+        f"share of heads with {LEAST_MASS:.0%} of attention at one shift and constancy {LEAST_CONSTANCY:g}, or more",
+        f"layers {layers[0]} and {layers[1]} (from 0): {each}",
         partial(fixed_shifts, layers=layers),
         unit="share",
         by_layer="share of the heads at a fixed shift",
@@ -160,8 +160,8 @@ def _fixed_shifts(name: str, layers: tuple[int, int], paper: str) -> Claim:
 
 
 def _no_gain(key: str, name: str, paper: str, measured: str) -> Claim:
-    """Return the claim that a model is not better than `quadratic`."""
-    criterion = f"{100 * LEVEL:g} % interval over at least two seeds is below a gain of {100 * MARGIN:g} points"
+    """Return the claim that a model is not more accurate than `quadratic`."""
+    criterion = f"{100 * LEVEL:g} % confidence interval over several seeds is below {100 * MARGIN:g} percentage points"
     return Claim(key, (name, "quadratic"), paper, measured, criterion, gain, unit="points", no_gain=True)
 
 
@@ -171,7 +171,7 @@ _SPREAD = (  # Figures 4 and 14
         "centres: 9 heads",
         ("quadratic",),
         "Early layers attend near the query; centres of attention are farther away in later layers.",
-        "rank correlation of a head's layer with the distance of its mean centre of attention",
+        "rank correlation of a head's layer with the distance of its mean centre of attention from the query",
         _CHANCE,
         partial(trend, of=lambda layer: layer.centre.norm(dim=1)),
         by_layer="distance of the mean centre of attention from the query, mean over heads, in positions",
@@ -180,8 +180,8 @@ _SPREAD = (  # Figures 4 and 14
         "overlap: 9 heads",
         ("quadratic",),
         "The heads of a layer do not overlap.",
-        "mean cosine between the mean maps of two heads of a layer",
-        f"below its initial value, and below the {100 * (1 - LEVEL):g} % quantile of randomly turned heads",
+        "mean cosine between the shift profiles of two heads of a layer",
+        f"below its initial value, and below the {100 * (1 - LEVEL):g} % quantile for randomly reflected heads",
         partial(against_turned_heads, of=attrgetter("redundancy"), lower=True),
         by_layer="mean cosine between two heads",
     ),
@@ -189,8 +189,8 @@ _SPREAD = (  # Figures 4 and 14
         "coverage: 9 heads",
         ("quadratic",),
         "Heads spread out to cover the image.",
-        "mean attention of distinct heads on the taps of a 3 x 3 kernel (coverage)",
-        f"above its initial value, and above the {100 * LEVEL:g} % quantile of randomly turned heads",
+        "mean attention of distinct heads to the taps of a centred 3 x 3 kernel (coverage)",
+        f"above its initial value, and above the {100 * LEVEL:g} % quantile for randomly reflected heads",
         partial(against_turned_heads, of=attrgetter("coverage"), lower=False),
         unit="share",
         by_layer="coverage",
@@ -202,12 +202,12 @@ CLAIMS: tuple[Claim, ...] = (
     _fixed_shifts(
         "learned",
         (0, 1),
-        "Without content, some heads of the first two layers learn to attend to one position at a fixed shift.",
+        "Without content, some heads of the first two layers learn to attend to a single position at a fixed shift.",
     ),
     _fixed_shifts(
         CONTENT,
         (1, 2),
-        "With content too, some heads of the second and third layer keep a fixed shift as the query moves.",
+        "With content as well, some heads of the second and third layers keep a fixed shift as the query moves.",
     ),
     *_SPREAD,
     *(
@@ -218,7 +218,7 @@ CLAIMS: tuple[Claim, ...] = (
         "reach: 9 heads",
         ("quadratic",),
         "Later layers attend to larger patterns.",
-        "rank correlation of a head's layer with its mean distance between query and key",
+        "rank correlation of a head's layer with the head's mean distance between query and key",
         _CHANCE,
         partial(trend, of=attrgetter("distance")),
         by_layer="mean distance between query and key, in positions",
@@ -227,10 +227,10 @@ CLAIMS: tuple[Claim, ...] = (
         "mirror images",
         ("learned",),
         "Some heads of the learned encoding attend to patterns with left-right symmetry.",
-        "mean cosine of each head's mirror image with the most similar head, left-right minus up-down",
-        f"above the {100 * LEVEL:g} % quantile for randomly exchanged mirrors",
+        "mean cosine between each head's mirror image and the most similar head, left-right minus up-down",
+        f"above the {100 * LEVEL:g} % quantile with left-right and up-down exchanged at random",
         mirror,
-        by_layer="mean cosine with the left-right partner",
+        by_layer="mean cosine between left-right mirror image and most similar head",
     ),
     Claim(
         "content",
@@ -255,7 +255,7 @@ CLAIMS: tuple[Claim, ...] = (
         "no gain from ellipses",
         SOURCE,
         "Full covariances do not improve the accuracy.",
-        "test accuracy of the generalised model minus that of the quadratic one",
+        "test accuracy of the generalised model minus that of the quadratic model",
     ),
     Claim(
         "dip after pruning",
@@ -265,22 +265,22 @@ CLAIMS: tuple[Claim, ...] = (
         "below 0",
         dip,
         unit="points",
-        by_layer="removed heads",
+        by_layer="number of removed heads",
     ),
     Claim(
         "recovery after pruning",
         (PRUNED, SOURCE),
         "Further training at a smaller learning rate restores the accuracy.",
         "test accuracy after further training minus that before pruning",
-        f"at least {-100 * RECOVERED:g} points",
+        f"at least {-100 * RECOVERED:g} percentage points",
         recovery,
         unit="points",
     ),
     _no_gain(
         "no gain from attention dropout",
         DROPPED,
-        "Not in the paper: its code uses attention dropout with rate 0.1, the presets here do not.",
-        "test accuracy with rate 0.1 minus that with 0",
+        "Not in the paper: its code uses attention dropout with rate 0.1, but the presets here do not.",
+        "test accuracy with attention dropout minus that without",
     ),
 )
 
@@ -291,7 +291,7 @@ class Observation:
     """A claim and its measurements."""
 
     claim: Claim
-    found: Mapping[int, Found]  # by seed, in increasing order
+    found: Mapping[int, Found]  # by seed, in ascending order
     problems: tuple[str, ...] = ()  # reasons for missing measurements
 
     @property
@@ -306,26 +306,26 @@ class Observation:
 
 
 def vote(meets: Sequence[bool | None]) -> Verdict:
-    """Return the verdict from the votes of the seeds; None is a seed that cannot decide."""
+    """Return the verdict from the votes of the seeds; None stands for a seed that cannot decide."""
     if not meets or None in meets or len(set(meets)) > 1:
-        return "cannot be said"
+        return "undecided"
     return "holds" if meets[0] else "not seen"
 
 
 def no_gain(differences: Sequence[float]) -> Verdict:
-    """Return the verdict on whether differences in accuracy, one per seed, are not a gain."""
+    """Return the verdict on the claim that differences in accuracy, one per seed, are not a gain."""
     count = len(differences)
     if count < 2:
-        return "cannot be said"
+        return "undecided"
     quantile = float(student.ppf((1 + LEVEL) / 2, count - 1))
     mean, error = statistics.fmean(differences), quantile * statistics.stdev(differences) / math.sqrt(count)
     if mean + error < MARGIN:
         return "holds"
-    return "does not hold" if mean - error > 0 else "cannot be said"
+    return "does not hold" if mean - error > 0 else "undecided"
 
 
 def observe(runs: Runs, claims: Sequence[Claim] = CLAIMS) -> list[Observation]:
-    """Measure claims on the complete runs."""
+    """Measure the claims on all complete runs."""
     complete = {
         name: {run.settings.train.seed: run for run in several if run.result and run.folder.last_weights.is_file()}
         for name, several in runs.items()
@@ -348,19 +348,19 @@ def observe(runs: Runs, claims: Sequence[Claim] = CLAIMS) -> list[Observation]:
 
 def table_of_observations(observations: Sequence[Observation]) -> PaperTable:
     """Return the table of observations, with one row per claim."""
-    columns = ("observation", "the paper says", "measured", "here", "for comparison", "runs", "holds if", "verdict")
+    columns = ("observation", "the paper says", "measured", "here", "for comparison", "runs", "criterion", "verdict")
     rows = []
     for one in observations:
         claim, seeds = one.claim, ", ".join(map(str, one.found))
         known = f"{'seed' if len(one.found) == 1 else 'seeds'} {seeds}" if seeds else "none"
         runs, here, beside = f"{', '.join(claim.models)}; {known}", formatted(one.values, claim.unit), _beside(one)
         rows.append((claim.key, claim.paper, claim.measured, here, beside, runs, claim.criterion, one.verdict))
-    table = Table("The paper's observations: mean and standard deviation over seeds", columns, tuple(rows))
+    table = Table("The paper's observations: mean ± sample standard deviation over seeds", columns, tuple(rows))
     return PaperTable(table, _values(observations))
 
 
 def _beside(one: Observation) -> str:
-    """Format the reference values; for differences in accuracy they are accuracies."""
+    """Format the reference values; those of differences in accuracy are accuracies."""
     unit: Unit = "share" if one.claim.unit == "points" else one.claim.unit
     names = dict.fromkeys(name for found in one.found.values() for name in found.beside)
     parts = (f"{name} {formatted([found.beside[name] for found in one.found.values()], unit)}" for name in names)
@@ -377,7 +377,8 @@ def table_of_layers(observations: Sequence[Observation]) -> PaperTable:
             rows.append([one.claim.key, one.claim.by_layer, *cells])
     width = max(map(len, rows), default=2)
     columns = ("observation", "shown", *(f"layer {number}" for number in range(width - 2)))
-    table = Table("The observations by layer", columns, tuple((*row, *["-"] * (width - len(row))) for row in rows))
+    title = "The observations by layer (numbered from 0): mean ± sample standard deviation over seeds"
+    table = Table(title, columns, tuple((*row, *["-"] * (width - len(row))) for row in rows))
     return PaperTable(table, _values(observations))
 
 

@@ -1,12 +1,12 @@
-"""Report of the reproduction: Figures 1 to 14 and Tables 1 to 4 of the paper, with its numbers and those of runs.
+"""Report of the reproduction: the paper's Figures 1 to 14 and Tables 1 to 4, with its numbers and those of the runs.
 
     OUT/index.html, README.md         all figures and tables on one page, as HTML and as Markdown
     OUT/figures/figure-01.png, .svg   ... figure-14
     OUT/tables/table-1.md, .json      ... table-4; trainings (last and chosen epoch, time, device); counts (exact model
-                                      sizes); fixed-shifts (Figure 6's claim); observations and observations-by-layer
+                                      sizes); fixed-shifts (claim of Figure 6); observations and observations-by-layer
                                       (the paper's claims and verdicts)
 
-Both pages list the missing results, with the commands that produce them.
+Both pages list the missing results and the commands that produce them.
 """
 
 import statistics
@@ -27,11 +27,11 @@ from attnconv.training.run_folder import RunFolder, write_json, write_text
 
 _TITLE = "On the relationship between self-attention and convolutional layers: figures and tables"
 _SEEN = (
-    "The paper's observations, measured in each run and judged by criteria that were set before the results were "
-    "known. Chance levels come from shuffles of the run's heads; the start is the same model before training."
+    "The paper's observations, measured in each run and tested with criteria that were set before the results were "
+    "known. Chance levels are for randomly changed heads; the start is before training. Points are percentage points."
 )
 _FIXED = (
-    "From Figures 6 and 7, the paper concludes that heads of the second and third layer attend at a constant shift "
+    "From Figures 6 and 7, the paper concludes that heads of the second and third layers attend at a constant shift "
     "from the query. Here every head is measured at every query; content-based attention is averaged over test images."
 )
 
@@ -43,25 +43,25 @@ def write_paper(
     command: str = "attnconv reproduce",
     notes: Sequence[str] = (),
 ) -> Path:
-    """Write all figures and tables of the paper for which there are runs, and list the others.
+    """Write all figures and tables of the paper for which there are runs, and list the missing ones.
 
     Nothing is trained or downloaded. Figures show the first run of a model; accuracies are means over all of its runs.
 
     Args:
-        runs: Model name, one of `ALL_RUNS` -> run folders of the model, one per seed.
-        out: Output folder; older files with the same names are replaced.
+        runs: Run folders of each model, one per seed, by model name (one of `ALL_RUNS`).
+        out: Output folder; files with the same names are replaced.
         command: Command that trains a missing model if ` --only NAME` is appended.
         notes: Sentences for the top of the page.
 
     Returns:
-        The page, `index.html`.
+        The path of the page, `index.html`.
 
     Raises:
-        ValueError: A name is unknown, a folder contains no run, or a run has invalid files.
+        ValueError: A model name is unknown, a folder contains no run, or a run has invalid files.
         OSError: A file cannot be read or written.
     """
     if unknown := [name for name in runs if name not in ALL_RUNS]:
-        raise ValueError(bad("runs", f"must be models from {', '.join(ALL_RUNS)}", ", ".join(unknown)))
+        raise ValueError(bad("runs", f"keys must be model names ({', '.join(ALL_RUNS)})", ", ".join(unknown)))
     every = {name: [RunData(name, folder) for folder in folders] for name, folders in runs.items() if folders}
     known = {name: several for name, several in every.items() if name in PAPER_MODELS}
     out, missing = Path(out), list[str]()
@@ -78,7 +78,7 @@ def write_paper(
         Section("Observations", text=_SEEN, tables=[observations, layers]),
         Section("Figure 6 in numbers", text=_FIXED, tables=[fixed] if fixed.rows else ()),
         *figures,
-        Section("Missing", notes=missing or ["Nothing."]),
+        Section("Missing", notes=missing or ["Nothing is missing."]),
     ]
     page = Page(_TITLE, _lead(known), facts=_facts(known), sections=sections, notes=notes)
     write_text(out / "README.md", _markdown(page))
@@ -88,7 +88,7 @@ def write_paper(
 
 
 def _figure(runs: Mapping[str, RunData], number: int, out: Path, command: str, missing: list[str]) -> Section:
-    """Draw and save one figure; reasons why it cannot be drawn are added to `missing`."""
+    """Draw and save one figure; add the reasons why it cannot be drawn to `missing`."""
     title, planned, notes = f"Figure {number}", FIGURES[number], list[str]()
     there = {name: runs[name] for name in planned.models if name in runs and runs[name].folder.metrics()}
     if absent := " ".join(name for name in planned.models if name not in there):
@@ -101,7 +101,7 @@ def _figure(runs: Mapping[str, RunData], number: int, out: Path, command: str, m
             notes.append(f"{title} could not be drawn: {error}")
     missing += notes
     if figure is None:
-        for ending in ("png", "svg"):  # from an earlier call with other runs
+        for ending in ("png", "svg"):  # from an earlier call with different runs
             (figures.path / f"{name}.{ending}").unlink(missing_ok=True)
         return Section(title, notes=notes)
     epochs = (f"{run.settings.preset} after epoch {run.folder.metrics()[-1]['epoch']}" for run in there.values())
@@ -112,7 +112,7 @@ def _figure(runs: Mapping[str, RunData], number: int, out: Path, command: str, m
 
 
 def _tables(every: Runs, known: Runs, command: str, missing: list[str]) -> dict[str, PaperTable]:
-    """Return the tables by file name; reasons for missing values are added to `missing`."""
+    """Return the tables by file name; add the reasons for missing values to `missing`."""
     fixed = {}
     for name, (run, *_) in known.items():
         if isinstance(run.settings.model, AttentionSettings) and run.folder.last_weights.is_file():
@@ -145,7 +145,7 @@ def _lead(runs: Runs) -> str:
         f"{several[0].settings.preset} ({len(several)} {'run' if len(several) == 1 else 'runs'})"
         for several in runs.values()
     ]
-    return f"From {', '.join(words)}." if words else "No run was given; only results that need none are shown."
+    return f"From {', '.join(words)}." if words else "There are no runs; only results that need no run are shown."
 
 
 def _facts(runs: Runs) -> list[tuple[str, str, str]]:

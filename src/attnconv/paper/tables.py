@@ -1,7 +1,7 @@
-"""Tables 1 to 4 of the paper, with its numbers and those of runs.
+"""Tables 1 to 4 of the paper, with the paper's numbers and those of runs.
 
-Test accuracies are of the epoch chosen on validation images, or of the last epoch if there are none; the paper chose
-its epochs on the test set. The paper's FLOP count omits the products of attention probabilities and values.
+Test accuracies are those of the epoch chosen on validation images, or of the last epoch without such images; the paper
+chose epochs on the test set. The paper's FLOP count omits the products of attention probabilities and values.
 """
 
 import math
@@ -26,12 +26,12 @@ from attnconv.training.recipes import recipe
 Runs: TypeAlias = Mapping[str, Sequence[RunData]]  # by model name, one run per seed
 Unit: TypeAlias = Literal["share", "points", "number", "minutes", "fraction"]
 MAGNITUDES = 1000.0  # ratio of maximum to minimum above which a range is shown instead of a mean
-LEAST_MASS, LEAST_CONSTANCY = 0.5, 0.9  # minimum for a head at a fixed shift
+LEAST_MASS, LEAST_CONSTANCY = 0.5, 0.9  # minimum `shift_mass` and `constancy` of a head at a fixed shift
 _COUNTS = {"parameters": parameters, "flops_paper_way": flops_paper, "flops_everything": flops_all}
 
-# Section E of the paper: 2, 4, 1, 2, 6 and 0 heads are pruned from the generalised quadratic model's layers of nine.
+# Appendix E of the paper: 2, 4, 1, 2, 6 and 0 of the nine heads of each layer are pruned in the generalised model.
 PRUNED = AttentionSettings(encoding="quadratic-generalized", heads=(7, 5, 8, 7, 3, 9))
-# Table 2 of the paper: hyper-parameter, printed value, and the corresponding setting of this library.
+# Table 2 of the paper: hyperparameter, printed value, and the corresponding setting in this library.
 PAPER_TABLE_2: Sequence[tuple[str, str, str]] = (
     ("number of layers", "6", "model.layers"),
     ("number of heads", "9", "model.heads_per_layer"),
@@ -65,14 +65,14 @@ ENCODINGS_OF: Sequence[tuple[str, str, bool, tuple[str, ...]]] = (
 @final
 @dataclass(frozen=True)
 class PaperTable:
-    """A table for readers, and its values for JSON."""
+    """A formatted table, and its values for a JSON file."""
 
     table: Table
     values: Mapping[str, Any]
 
 
 def formatted(values: Sequence[float], unit: Unit) -> str:
-    """Format mean and sample standard deviation; the range if magnitudes differ; a dash if there are no values."""
+    """Format mean and sample standard deviation, or the range if magnitudes differ; a dash if there are no values."""
     if not values:
         return "-"
     least, largest = min(values), max(values)
@@ -97,7 +97,7 @@ def _in_unit(value: float, unit: Unit) -> str:
 
 
 def accuracies(runs: Sequence[RunData]) -> list[float]:
-    """Return the test accuracy of each complete run with test images."""
+    """Return the test accuracy (0 to 1) of each complete run with test images."""
     return [score for run in runs if (score := run.score("chosen")) is not None]
 
 
@@ -108,17 +108,17 @@ def table_of_accuracy(runs: Runs, number: int) -> PaperTable:
     data = list(dict.fromkeys(run.settings.data.name for name in names for run in runs.get(name, ())))
     on = ", ".join(data) or "cifar10"
     shown = {1: f"Test accuracy on {on} and model sizes", 4: f"Number of parameters and accuracy on {on} per model"}
-    title = f"Table {number}: {shown[number]}. SA stands for self-attention"
+    title = f"Table {number}: {shown[number]}. SA: self-attention; ±: sample standard deviation over runs"
     columns = (
         "Models",
-        "accuracy, paper",
-        "accuracy, here",
-        "here: preset, runs",
-        "# of params, paper",
-        "# of params, here",
-        "# of FLOPS, paper",
-        "# of FLOPS, here, paper's way",
-        "# of FLOPS, here, everything",
+        "accuracy (0 to 1), paper",
+        "accuracy (0 to 1), here",
+        "preset and runs, here",
+        "parameters, paper",
+        "parameters, here",
+        "FLOPs, paper",
+        "FLOPs, here (as in the paper)",
+        "FLOPs, here (total)",
     )
     return PaperTable(Table(title, columns, rows), {"data": data, "rows": entries})
 
@@ -152,7 +152,7 @@ def _counts(model: ModelSettings) -> dict[str, int]:
 
 
 def table_of_trainings(runs: Runs) -> PaperTable:
-    """Return accuracies of the last and the chosen epoch, training time and device of models with complete runs."""
+    """Return test accuracies of the last and the chosen epoch, training times and devices of all complete runs."""
     entries, rows = [], []
     for name, model in PAPER_MODELS.items():
         done = [run for run in runs.get(name, ()) if run.result]
@@ -173,8 +173,8 @@ def table_of_trainings(runs: Runs) -> PaperTable:
         minutes, devices = formatted(entry["minutes"], "minutes"), "; ".join(entry["devices"])
         entries.append(entry)
         rows.append((model.title, str(len(done)), *accuracy, str(entry["epochs"]), minutes, devices))
-    columns = ("Models", "runs", "last epoch", "epoch chosen on validation images", "epochs", "minutes each", "device")
-    title = "Test accuracy of the last and the chosen epoch, and training time"
+    columns = ("Models", "runs", "last epoch", "epoch chosen by validation", "epochs", "minutes per run", "device")
+    title = "Test accuracy of the last and the chosen epoch, and training time; ±: sample standard deviation over runs"
     return PaperTable(Table(title, columns, tuple(rows)), {"rows": entries})
 
 
@@ -186,14 +186,14 @@ def _device(record: Mapping[str, Any]) -> str:
 
 
 def table_of_hyper_parameters(run: RunData | None = None) -> PaperTable:
-    """Return Table 2: hyper-parameters in the paper, in the preset `quadratic`, and in a run."""
+    """Return Table 2: hyperparameters in the paper, in the preset `quadratic`, and in a run."""
     columns = {"paper": {name: printed for name, printed, _ in PAPER_TABLE_2}}
     shown = {"preset quadratic": recipe("quadratic"), **({} if run is None else {"the run here": run.settings})}
     for column, settings in shown.items():
         columns[column] = {name: _setting(attrgetter(path)(settings)) for name, _, path in PAPER_TABLE_2}
     rows = tuple((name, *(values[name] for values in columns.values())) for name, *_ in PAPER_TABLE_2)
     title = "Table 2: Self-attention network parameters"
-    return PaperTable(Table(title, ("Hyper-parameters", *columns), rows), columns)
+    return PaperTable(Table(title, ("Hyperparameters", *columns), rows), columns)
 
 
 def _setting(value: Any) -> str:
@@ -206,36 +206,36 @@ def _setting(value: Any) -> str:
 
 
 def table_of_encodings() -> PaperTable:
-    """Return Table 3: positional encodings of other models, and the equivalent encodings of this library."""
+    """Return Table 3: positional encodings of other models, and the equivalent encodings in this library."""
     values = [dict(zip(("model", "kind", "relative", "here"), row, strict=True)) for row in ENCODINGS_OF]
     rows = tuple(
         (model, kind, "yes" if relative else "no", ", ".join(names)) for model, kind, relative, names in ENCODINGS_OF
     )
     title = "Table 3: Types of positional encoding used by transformers for text and images"
-    columns = ("Model", "type of positional encoding", "relative", "encodings here")
+    columns = ("Model", "type of positional encoding", "relative", "equivalent encodings here")
     return PaperTable(Table(title, columns, rows), {"rows": values})
 
 
 def table_of_counts() -> PaperTable:
-    """Return exact parameter and FLOP counts of the paper-size presets; needs no run."""
+    """Return exact numbers of parameters and FLOPs of the presets with the paper's sizes; no run is needed."""
     entries, rows = [], []
     for name, model in PAPER_MODELS.items():
         counts = _counts(PRESETS.get(name, PRUNED))
         size, way, everything = (f"{count:,}" for count in counts.values())
         entries.append({"model": model.title, **counts})
         rows.append((model.title, model.parameters, size, model.flops, way, everything))
-    columns = ("Models", "# of params, paper", "exact", "# of FLOPS, paper", "exact, paper's way", "exact, everything")
+    columns = ("Models", "parameters, paper", "exact", "FLOPs, paper", "exact, as in the paper", "exact, total")
     title = "Tables 1 and 4: model sizes in the paper, and exact counts for the presets"
     return PaperTable(Table(title, columns, tuple(rows)), {"rows": entries})
 
 
 def at_fixed_shift(layer: LayerStatistics) -> Bool[Tensor, "h"]:
-    """Whether each head has most of its mass at one shift, and a pattern that is nearly constant over queries."""
+    """Return whether each head has most of its attention at one shift, and a pattern nearly constant over queries."""
     return (layer.shift_mass >= LEAST_MASS) & (layer.constancy >= LEAST_CONSTANCY)
 
 
 def table_of_fixed_shifts(models: Mapping[str, Sequence[LayerStatistics]]) -> PaperTable:
-    """Return the table for Figure 6's claim: the heads at a fixed shift in each layer, by model title."""
+    """Return the table for the claim of Figure 6: the heads at a fixed shift in each layer, by model title."""
     rows, values = [], dict[str, list[dict[str, Any]]]()
     for title, layers in models.items():
         values[title] = []
@@ -250,7 +250,7 @@ def table_of_fixed_shifts(models: Mapping[str, Sequence[LayerStatistics]]) -> Pa
             fixed = [head for head in heads if head["fixed"]]
             which = (f"head {head['head']} at {tuple(head['best_shift'])}: {head['mass']:.0%}" for head in fixed)
             rows.append((title, str(number), f"{len(fixed)} of {len(heads)}", "; ".join(which) or "none"))
-    limits = f"at least {LEAST_MASS:.0%} of the attention at one shift, constancy at least {LEAST_CONSTANCY:g}"
-    columns = ("model", "layer", "heads at a fixed shift", "heads, with (row, column) shift and share of attention")
-    table = Table(f"Heads at a fixed shift: {limits}", columns, tuple(rows))
+    limits = f"at least {LEAST_MASS:.0%} of the attention at one shift, and a constancy of at least {LEAST_CONSTANCY:g}"
+    columns = ("model", "layer, from 0", "heads at a fixed shift", "head (from 0) at shift: share of attention")
+    table = Table(f"Heads at a fixed shift (row, column) in positions: {limits}", columns, tuple(rows))
     return PaperTable(table, {"least_mass": LEAST_MASS, "least_constancy": LEAST_CONSTANCY, "models": values})

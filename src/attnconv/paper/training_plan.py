@@ -1,11 +1,11 @@
 """Models of the reproduction, their runs at each scale, and their training settings; torch is imported only to prune.
 
-    paper   the paper's models and hyper-parameters: 300 epochs of CIFAR-10, for one GPU
-    small   the presets whose names end in -small: 30 epochs of CIFAR-10 on two CPU cores
-    mini    like small, with half the channels and 10 epochs: several seeds of all models overnight on two CPU cores
-    tiny    small models of digits for a few epochs: tests every step in minutes, with meaningless accuracies
+    paper   the paper's models and hyperparameters: 300 epochs of CIFAR-10, for one GPU
+    small   the presets whose names end in -small: 30 epochs of CIFAR-10, for two CPU cores
+    mini    like small, with half the channels and 10 epochs: several seeds of all models in a night on two CPU cores
+    tiny    small models of digits, trained for a few epochs: tests every step in minutes; accuracies are meaningless
 
-The pruned model continues the generalised one, as in the paper (100 epochs after 300).
+The pruned model continues the training of the generalised model, as in the paper (100 epochs after 300).
 """
 
 import re
@@ -30,9 +30,9 @@ DROPPED = "quadratic-attention-dropout"  # with the attention dropout of the pap
 @final
 @dataclass(frozen=True)
 class PaperModel:
-    """One model of the paper, with its printed numbers; a dash or None if the paper has none."""
+    """One model of the paper, with the numbers printed there; a dash or None if there are none."""
 
-    title: str  # title of its row in Tables 1 and 4
+    title: str  # of its row in Tables 1 and 4
     accuracy: float | None = None  # on the test images of CIFAR-10, 0 to 1
     parameters: str = "-"
     flops: str = "-"
@@ -56,7 +56,7 @@ ALL_RUNS: tuple[str, ...] = (*RUNS, DROPPED)  # the last one is trained only if 
 ATTENTION_DROPOUT = 0.1  # in the authors' code; the presets have none
 FIRST_SEED = 42
 
-# The mini scale. Its residual network has as many operations as its `quadratic` model, which a test verifies.
+# The mini scale. Its ResNet has about the same number of operations as its `quadratic` model, which a test verifies.
 MINI_EPOCHS, MINI_WIDTH, MINI_MLP_WIDTH = 10, 64, 128
 MINI_RESNET = ResNetSettings(widths=(22, 44, 88), blocks=(1, 1, 1))
 
@@ -67,7 +67,7 @@ _FOLDER = re.compile(r"(?P<name>.+?)(-seed-(?P<seed>\d+))?(-\d+-epochs)?")
 @final
 @dataclass(frozen=True)
 class PlannedRun:
-    """One planned run; the settings of the pruned model still have all heads."""
+    """One planned run; the settings of the pruned model still include all heads."""
 
     name: str
     settings: RunSettings
@@ -75,7 +75,7 @@ class PlannedRun:
 
     @property
     def state(self) -> str:
-        """`finished`, `after epoch 3` or `new`."""
+        """State of the run: `finished`, `after epoch 3` or `new`."""
         if self.folder.result() is not None:
             return "finished"
         done = max((line["epoch"] for line in self.folder.metrics()), default=0)
@@ -85,9 +85,9 @@ class PlannedRun:
 def plan_runs(
     scale: ScaleName, out: str | Path, *, names: Sequence[str] = (), seeds: int = 1, data_root: str = "data"
 ) -> list[PlannedRun]:
-    """List the runs of a reproduction in the folder `out`, by seed from 42 on.
+    """List the runs of a reproduction in the folder `out`, ordered by seed; seeds start at 42.
 
-    `names` are from `ALL_RUNS`; if empty, `RUNS` is used. The pruned model also requires the generalised one.
+    `names` are from `ALL_RUNS`; if there are none, `RUNS` is used. The pruned model requires the generalised model.
     """
     asked = names or RUNS
     wanted = [name for name in ALL_RUNS if name in asked or (name == SOURCE and PRUNED in asked)]
@@ -108,7 +108,7 @@ def folder_name(name: str, seed: int) -> str:
 
 
 def runs_in(out: str | Path) -> dict[str, list[RunFolder]]:
-    """Find the runs of each model in a reproduction, by seed; of several runs, the one with the most epochs."""
+    """Find the runs of each model in a reproduction, ordered by seed; of several, the one with the most epochs."""
     longest: dict[tuple[str, int], tuple[int, RunFolder]] = {}
     for path in sorted((Path(out) / "runs").glob("*/")):
         matched, run = _FOLDER.fullmatch(path.name), RunFolder(path)
@@ -156,14 +156,14 @@ def continued(settings: RunSettings, label: str) -> RunSettings:
 
 @final
 class NothingToPruneError(ValueError):
-    """Raised if there is no pruned model to train."""
+    """Error if there is no pruned model to train."""
 
 
 def pruned_start(planned: PlannedRun, source: RunFolder) -> tuple[RunSettings, Path, str]:
-    """Remove the degenerate heads of a trained model, by the paper's threshold or else by the threshold of its code.
+    """Remove the degenerate heads of a trained model, by the paper's threshold or, failing that, by that of its code.
 
-    Returns the settings with the remaining heads, the file of pruned weights, and a message. Raises
-    `NothingToPruneError` if the source is incomplete, no head is degenerate, or all heads of a layer are.
+    Return the settings with the remaining heads, the file of pruned weights, and a message. Raise
+    `NothingToPruneError` if the source is incomplete, no head is degenerate, or all heads of a layer are degenerate.
     """
     from attnconv.models.checkpoint import save_weights
     from attnconv.models.model_loader import load
@@ -191,4 +191,4 @@ def pruned_start(planned: PlannedRun, source: RunFolder) -> tuple[RunSettings, P
     classes, mean, std = loaded.classes, loaded.mean, loaded.std
     save_weights(weights, model, settings.model, classes=classes, mean=mean, std=std, extra=extra)
     counts = [len(heads) for heads in removed.values()]
-    return settings, weights, f"{name}: pruned heads per layer {counts}, by the threshold of the {criterion}."
+    return settings, weights, f"{name}: number of heads pruned per layer {counts}, by the threshold of the {criterion}."

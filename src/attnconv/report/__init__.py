@@ -1,6 +1,6 @@
 """Figures and HTML reports of runs and audits.
 
-`write_report` writes the report of a run, and `write_audit` the report of an audit. The functions `draw_...` return
+`write_report` writes the report of a run, and `write_audit` writes that of an audit. The `draw_...` functions return
 matplotlib figures, which `save` writes as PNG, SVG and PDF files.
 """
 

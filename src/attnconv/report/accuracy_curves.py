@@ -15,16 +15,16 @@ SPLITS: tuple[str, ...] = tuple(_DASHES)
 
 
 class Curve:
-    """The accuracy of one run on one split.
+    """Accuracy of one run on one split.
 
     Attributes:
         run: Name of the run.
         split: `train`, `validation` or `test`.
-        epochs: (n,) numbers of completed epochs.
-        accuracy: (n,) share of images classified correctly, 0 to 1; missing values (None) are omitted from the line.
+        epochs: Numbers of completed epochs, (n,).
+        accuracy: Share of images classified correctly, 0 to 1, (n,); missing values (None) are omitted from the line.
 
     Raises:
-        ValueError: The split is unknown, there is no point, or the lists have different lengths.
+        ValueError: `split` is unknown, or `epochs` and `accuracy` are empty or have different lengths.
     """
 
     def __init__(self, run: str, split: str, epochs: Any, accuracy: Any) -> None:
@@ -46,14 +46,14 @@ class Curve:
 
 @house_style()
 def draw_accuracy(curves: Sequence[Curve], *, title: str) -> Figure:
-    """Draw accuracy over epochs, with the last value of each curve in the legend.
+    """Draw accuracy over epochs as one curve per run and split, with the last value of each in the legend.
 
     Args:
         curves: At least one curve.
         title: Title of the figure.
 
     Raises:
-        ValueError: There is no curve.
+        ValueError: `curves` is empty.
     """
     if not curves:
         raise ValueError(bad("curves", "must contain at least one curve", "none"))

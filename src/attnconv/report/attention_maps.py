@@ -30,12 +30,12 @@ from attnconv.report.figure_style import (
 
 _SIDE, _PICTURE = 0.74, 1.5  # inches: side of a square map, and of the image above the maps
 _GAP, _LABEL = 0.12, 0.17
-_NUMBERS = 0.5  # minimum width for the two labels of a map
+_NUMBERS = 0.5  # minimum width of a map, for the two labels above it
 _WIDEST = 14.1  # maximum width of a line of maps
-_QUERY = 0.05  # minimum side of the frame around the query, relative to the map's
+_QUERY = 0.05  # minimum side of the frame around the query, relative to the side of the map
 _NOTE = (
-    "Above each map: head index and largest probability. Colours range from 0 to the largest probability, or to "
-    f"{PALE} / (number of positions) if that is larger: nearly uniform heads are pale. Black frame: the query."
+    "Above each map: head index (from 0) and largest probability. Colours range from 0 to the largest probability, or "
+    f"to {PALE} / (number of positions) if that is larger: nearly uniform heads are pale. Black frame: the query."
 )
 _SORTED = " Heads are sorted by their largest probability."
 
@@ -44,23 +44,23 @@ class LayerMaps:
     """Attention maps of one query in one layer.
 
     Attributes:
-        title: Label of the layer's row, such as `layer 0`.
-        maps: (h, rows, columns) attention probabilities over the image's keys.
-        query: Row and column of the query on the grid of keys.
+        title: Label of the layer's maps, such as `layer 0`.
+        maps: Attention probabilities of the keys in each head, (h, rows, columns).
+        query: Row and column of the query on the grid of keys, from 0.
 
     Raises:
-        ValueError: `maps` is not three-dimensional, or empty.
+        ValueError: `maps` is not three-dimensional, or is empty.
     """
 
     def __init__(self, title: str, maps: Any, query: tuple[float, float]) -> None:
         self.title, self.query = title, query
         self.maps: FloatArray = np.asarray(maps, dtype=np.float64)
         if self.maps.ndim != 3 or 0 in self.maps.shape:
-            raise ValueError(bad("maps", "must have the shape (heads, rows, columns), not empty", self.maps.shape))
+            raise ValueError(bad("maps", "must have the shape (heads, rows, columns), all above 0", self.maps.shape))
 
 
 def reading_order(maps: FloatArray) -> list[int]:
-    """Sort the heads of maps (h, rows, columns) by decreasing largest probability; heads with NaN come last."""
+    """Return the heads of maps (h, rows, columns) in descending order of largest probability; heads with NaN last."""
     return [int(i) for i in np.argsort(-maps.max((1, 2)), kind="stable")]  # NaN is sorted last
 
 
@@ -76,14 +76,14 @@ def draw_attention_maps(
     """Draw the attention maps of one query.
 
     Args:
-        layers: Maps of each layer, first layer first; the number of heads and the sizes may differ.
+        layers: Maps of each layer, first layer first; layers may differ in their numbers of heads and positions.
         title: Title of the figure.
         zoom: Side of a window around the query, in positions, odd; None shows all. Colours are those of the whole map.
-        orders: Heads of each layer in the order of their columns; None sorts them by their largest probability.
-        picture: (height, width, 3) image with values in [0, 1], shown above the maps; None for no image.
+        orders: Indices of the heads of each layer, in the order of their columns; None sorts by largest probability.
+        picture: Image to show above the maps, (height, width, 3) with values in [0, 1]; None for no image.
 
     Raises:
-        ValueError: There is no layer, `zoom` is even or below 1, an order misses a head, or `picture` is not RGB.
+        ValueError: There is no layer, `zoom` is even or below 1, an order lacks a head, or `picture` is not RGB.
     """
     if not layers:
         raise ValueError(bad("layers", "must contain the maps of at least one layer", "none"))
@@ -94,7 +94,7 @@ def draw_attention_maps(
     by_peak = [reading_order(layer.maps) for layer in layers]
     chosen = by_peak if orders is None else [list(order) for order in orders]
     if [sorted(order) for order in chosen] != [list(range(len(layer.maps))) for layer in layers]:
-        raise ValueError(bad("orders", "must contain every head of every layer once", repr(chosen)))
+        raise ValueError(bad("orders", "must contain each head of each layer exactly once", repr(chosen)))
     sizes = [_map_size(_window(layer, zoom)) for layer in layers]
     width = max(size[0] for size in sizes)
     most = max(map(len, chosen))
@@ -107,9 +107,9 @@ def draw_attention_maps(
     above = [] if picture is None else [_PICTURE]
     widths, heights, gap = [width] * columns, [*above, *(size[1] for _, _, size, _ in lines)], (_GAP, _LABEL + _GAP)
     note = _NOTE + _SORTED * (chosen == by_peak)
-    note += "" if zoom is None else f" Blank maps: the head attends outside these {zoom} x {zoom} positions."
+    note += "" if zoom is None else f" Blank map: the head attends outside these {zoom} x {zoom} positions."
     grid = PanelGrid(widths, heights, title=title, note=note, gap=gap, left=0.72, above=_LABEL)
-    # All maps are artists of a single axes: one axes per map would take three times as long.
+    # All maps are artists of one Axes: an Axes for each map would take three times as long.
     page = grid.figure.add_axes((0.0, 0.0, 1.0, 1.0), autoscale_on=False)
     page.set_axis_off()
     if picture is not None:
@@ -120,7 +120,7 @@ def draw_attention_maps(
     for row, (layer, order, size, name) in enumerate(lines, start=len(above)):
         boxes = [grid.box(row, column, size, anchor="W") for column in range(len(order))]
         for head, box in zip(order, boxes, strict=True):
-            largest = float(layer.maps[head].max())  # NaN if any probability is
+            largest = float(layer.maps[head].max())  # NaN if any probability is NaN
             shown = layer.maps[head] if math.isfinite(largest) else None
             keys = layer.maps[head].size
             _show(page, shown, layer, zoom, box, cmap="Blues", vmin=0.0, vmax=darkest(largest, keys))
@@ -132,14 +132,14 @@ def draw_attention_maps(
 
 
 def draw_query(layers: Sequence[QueryMaps], index: int, *, title: str, **options: Any) -> Figure:
-    """Draw the maps of one query of `mean_query_maps`, with the heads in the first query's order."""
+    """Draw the maps of one query from `mean_query_maps`, with the heads in the order of the first query's maps."""
     maps = [LayerMaps(f"layer {i}", layer.maps[index], layer.positions[index]) for i, layer in enumerate(layers)]
     orders = [reading_order(layer.maps[0].numpy()) for layer in layers]
     return draw_attention_maps(maps, title=title, orders=orders, **options)
 
 
 def _window(layer: LayerMaps, zoom: int | None) -> Bbox:
-    """Return the positions that the maps of a layer show; row 0 is at the top."""
+    """Return the range of positions that the maps of a layer show; row 0 is at the top."""
     _, rows, columns = layer.maps.shape
     if zoom is None:
         return Bbox([[-0.5, rows - 0.5], [columns - 0.5, -0.5]])
@@ -148,7 +148,7 @@ def _window(layer: LayerMaps, zoom: int | None) -> Bbox:
 
 
 def _map_size(window: Bbox) -> tuple[float, float]:
-    """Return width and height in inches: larger for more positions, in proportion as long as both are legible."""
+    """Return width and height in inches: larger for more positions, and in proportion while both are legible."""
     rows, columns = -window.height, window.width
     side = _SIDE * min(max((rows * columns) ** 0.25 / 4.0, 1.0), 1.3)
     stretch = min(max((columns / rows) ** 0.5, 0.4), 2.5)
@@ -156,7 +156,7 @@ def _map_size(window: Bbox) -> tuple[float, float]:
 
 
 def _show(page: Axes, image: FloatArray | None, layer: LayerMaps, zoom: int | None, box: Bbox, **options: Any) -> None:
-    """Show an image of a layer's positions, or the part around the query, in a box of the figure; mark the query."""
+    """Draw an image of a layer's positions, or the part around the query, in a box of the figure; mark the query."""
     window = _window(layer, zoom)
     pixels = BboxTransform(window, box) + page.transData
     frame = Rectangle(box.p0, box.width, box.height, facecolor="#eef0f2", edgecolor=GRID, linewidth=1.2, zorder=0.5)

@@ -35,47 +35,48 @@ from attnconv.training.run_folder import write_text
 
 _LAYER_CELLS: Mapping[str, Callable[[LayerAudit], str]] = {
     "layer": lambda layer: layer.name,
-    "tokens": lambda layer: " x ".join(map(str, layer.sizes)),
+    "positions": lambda layer: " x ".join(map(str, layer.sizes)),
     "heads": lambda layer: str(len(layer.statistics.entropy)),
     "score": lambda layer: _number(layer.statistics.convolution_score),
     "constancy": lambda layer: _number(float(layer.statistics.constancy.nanmean())),
     "coverage": lambda layer: _number(layer.statistics.coverage),
     "tap residual": lambda layer: _number(layer.statistics.tap_residual),
     "redundancy": lambda layer: _number(layer.statistics.redundancy),
-    "receptive field": lambda layer: _number(layer.statistics.receptive_field, 2),
+    "receptive field (positions)": lambda layer: _number(layer.statistics.receptive_field, 2),
     "content share": lambda layer: _number(fmean(_content_shares(layer))),
-    f"{KERNEL} x {KERNEL} missed": lambda layer: "unknown" if layer.span_unknown else _residual(layer.span_residual),
+    f"{KERNEL} x {KERNEL} residual": lambda layer: "unknown" if layer.span_unknown else _residual(layer.span_residual),
 }
 LAYER_COLUMNS: tuple[str, ...] = tuple(_LAYER_CELLS)
 _HEAD_COLUMNS = ("head", "best shift", "mass", "constancy", "entropy", "distance", "mass elsewhere", "content share")
-_SHOWN = 4  # number of layers whose figures are not folded
+_SHOWN = 4  # maximum number of layers whose figures are not folded
 
 _BAR, _PANEL = 0.27, 1.25  # inches
 _NAME_WIDTH = 44  # characters
 _COLUMNS = 6
 _LEAST_REACH, _MOST_REACH = 3, 7  # panels of 7 x 7 to 15 x 15 shifts
 _NOTE = (
-    "Each panel: shifts around the query (black frame), row shifts downwards. Colours: mean attention at a shift, from "
-    f"0 to the head's largest value (printed below), or to {PALE} / (number of positions) if that is larger: nearly "
-    "uniform heads are pale. Orange frame: the shift with the largest value."
+    "Each panel shows the shifts around the query (black frame), in positions, row shifts downwards. Colours show the "
+    f"mean attention at each shift, from 0 to the largest value of the head (printed below), or to {PALE} / (number of "
+    "positions) if that is larger: nearly uniform heads are pale. The orange frame marks the largest value."
 )
 _SCORE_TEXT = (
-    "The convolution score is the share of the attention that a convolution with one tap per head accounts for: 1 for "
-    "a convolution, 0 for uniform or random attention. Heads with the same Gaussian around every query form a "
-    "convolution too, with a blurred kernel; they have a low score and a constancy near 1."
+    "The convolution score is the share of the attention that a convolution with one tap per head accounts for, "
+    "corrected for chance: 1 for a convolution, 0 for uniform attention, and slightly above 0 for random attention. "
+    "Heads with the same Gaussian around every query form a blurred convolution: low score, constancy near 1."
 )
 _LAYER_TEXT = (
-    "Constancy: how constant the heads' attention patterns are as the query moves, 0 to 1, mean over heads. Coverage: "
-    "mean mass of distinct heads on the taps of the centred kernel that they could form. Tap residual: distance of "
-    "these taps from the span of the heads' mean maps, 0 to 1. Redundancy: mean cosine between the shift profiles of "
-    "two heads. Receptive field: root mean square extent, in positions. Content share: share of the probabilities' "
-    f"variance that differs between images. {KERNEL} x {KERNEL} missed: relative norm of the part of {KERNEL} x "
-    f"{KERNEL} kernels that no value weights of the layer can express, if its attention depends on positions only."
+    "Constancy (0 to 1): how constant the attention patterns are as the query moves, averaged over heads. Coverage (0 "
+    "to 1): mean attention of distinct heads to the taps of the centred kernel that they could form. Tap residual (0 "
+    "to 1): relative distance of these taps from the span of the heads' profiles (mean attention at each shift). "
+    "Redundancy (0 to 1): mean cosine between the profiles of two heads. Receptive field: root mean square distance "
+    "from the centre of the mean profile. Content share (0 to 1): share of the variance of probabilities that is due "
+    f"to differences between images. {KERNEL} x {KERNEL} residual (0 to 1): relative norm of the part of {KERNEL} x "
+    f"{KERNEL} kernels that no value weights of the layer can express, if attention depends only on positions."
 )
 _HEAD_TEXT = (
-    "Attention of each head at the shifts around its query, mean over queries and images. A shift is key minus query, "
-    "row then column, in positions. Entropy is in nats, distance in positions. Mass elsewhere is the attention to "
-    "class tokens, registers, other tokens and padding."
+    "Attention of each head (numbered from 0) at the shifts around the query, averaged over queries and images. A "
+    "shift is key minus query, (row, column), in positions. Mass (0 to 1) is the attention at the best shift; mass "
+    "elsewhere is that to padding, class tokens and other tokens. Entropy is in nats, and distance in positions."
 )
 
 
@@ -93,15 +94,15 @@ def write_audit(
 
     Args:
         found: The result of `audit`.
-        out: Output folder, created if it does not exist. An older audit in it is replaced; other files are kept.
+        out: Output folder, created if it does not exist. An earlier audit in it is replaced; other files are kept.
         title: Title of the page, such as the name of the model.
         about: One sentence about the model and the images.
         command: The command line that ran the audit; empty if there was none.
-        notes: Remarks at the top of the page. Skipped layers are added.
+        notes: Remarks for the top of the page; skipped layers are added to them.
         publication: Also write the figures as PDF, omit their titles, and keep the text in SVG files editable.
 
     Returns:
-        The page, `index.html`.
+        The path of the page, `index.html`.
 
     Raises:
         OSError: The files cannot be written.
@@ -138,7 +139,7 @@ def write_audit(
 
 
 def layer_row(layer: LayerAudit) -> tuple[str, ...]:
-    """Return a layer's row of the layer table, with the columns `LAYER_COLUMNS`; a dash if a value does not apply."""
+    """Return a layer's row of the table of layers, with the columns `LAYER_COLUMNS`; a dash for missing values."""
     return tuple(cell(layer) for cell in _LAYER_CELLS.values())
 
 
@@ -151,7 +152,7 @@ def _content_shares(layer: LayerAudit) -> list[float]:
 
 
 def _residual(value: float | None) -> str:
-    """Format with three decimals, but only the order of magnitude of a rounding error."""
+    """Format with three decimals, and values below 0.001 with one digit in scientific notation."""
     if value is None:
         return "-"
     return f"{value:.3f}" if value >= 0.001 or value == 0 else f"{value:.0e}"
@@ -168,7 +169,7 @@ def _facts(found: Audit) -> list[tuple[str, str, str]]:
     most_queries, of = max(queries)
     aside = f"at most {most_queries}" if len(queries) > 1 else f"{most_queries} of {of}"
     return [
-        ("Mean score", f"{fmean(score for score, _ in scores):.2f}", "0: chance, 1: convolution"),
+        ("Mean score", f"{fmean(score for score, _ in scores):.2f}", "0: uniform, 1: convolution"),
         ("Highest score", f"{most:.2f}", best),
         *([("Lowest score", f"{least:.2f}", worst)] if len(scores) > 1 else []),
         ("Images", f"{found.images:,}", f"{aside} queries per image"),
@@ -182,7 +183,7 @@ def _layers(found: Audit, figures: FigureFolder) -> list[Section]:
     alt, caption = f"Convolution score of each layer. {words}.", "Layers in the order in which they run."
     picture = figures.add(figure, "scores", alt=alt, caption=caption)
     unknown = {layer.name: layer.span_unknown for layer in found.layers if layer.span_unknown}
-    notes = [f"{KERNEL} x {KERNEL} missed is unknown for {name}: {reason}." for name, reason in unknown.items()]
+    notes = [f"{KERNEL} x {KERNEL} residual of {name} is unknown: {reason}." for name, reason in unknown.items()]
     table = Table("Layers, in the order in which they run", LAYER_COLUMNS, tuple(map(layer_row, found.layers)))
     return [
         Section("How convolutional is it?", _SCORE_TEXT, [picture]),
@@ -192,7 +193,7 @@ def _layers(found: Audit, figures: FigureFolder) -> list[Section]:
 
 def _heads(found: Audit, figures: FigureFolder) -> Section:
     pictures, notes = [], []
-    for path in figures.path.glob("heads-*"):  # from an earlier audit with other layers
+    for path in figures.path.glob("heads-*"):  # from an earlier audit, which may have other layers
         if re.fullmatch(r"heads-\d{2,}-[\w.-]*\.(png|svg|pdf)", path.name) and path.is_file():
             path.unlink()
     for number, layer in enumerate(found.layers):
@@ -202,12 +203,12 @@ def _heads(found: Audit, figures: FigureFolder) -> Section:
         figure = draw_profiles(layer, title=f"{layer.name}: score {layer.statistics.convolution_score:.2f}")
         masses = layer.statistics.shift_mass.tolist()
         best = zip(layer.statistics.best_shift.tolist(), masses, strict=True)
-        words = ", ".join(f"head {head} {mass:.2f} at {tuple(shift)}" for head, (shift, mass) in enumerate(best))
-        alt = f"Mean attention per shift of {layer.name}. {words}."
+        words = ", ".join(f"head {head}: {mass:.2f} at {tuple(shift)}" for head, (shift, mass) in enumerate(best))
+        alt = f"Mean attention at each shift in {layer.name}. {words}."
         caption = f"{layer.name}: heads sorted by their largest mean attention; each panel has its own colour scale."
         keys = layer.statistics.profile.key_count
         if pale := [str(head) for head, mass in enumerate(masses) if nearly_uniform(mass, keys)]:
-            caption += f" Nearly uniform (no shift has twice the uniform attention 1/{keys}): heads {', '.join(pale)}."
+            caption += f" Nearly uniform heads (less than 2/{keys} at every shift): {', '.join(pale)}."
         name = re.sub(r"[^\w.]+", "-", layer.name).strip("-.")[-60:]
         pictures.append(figures.add(figure, f"heads-{number:02d}-{name}", alt=alt, caption=caption))
     shown, folded = pictures[:_SHOWN], pictures[_SHOWN:]
@@ -228,7 +229,7 @@ def _head_rows(layer: LayerAudit) -> tuple[tuple[str, ...], ...]:
 
 @house_style()
 def draw_scores(names: Sequence[str], scores: Sequence[float], *, title: str) -> Figure:
-    """Draw the convolution score of each layer as a bar, the first layer on top.
+    """Draw the convolution score of each layer as a bar, with the first layer at the top.
 
     Args:
         names: Names of the layers.
@@ -239,7 +240,7 @@ def draw_scores(names: Sequence[str], scores: Sequence[float], *, title: str) ->
         ValueError: There is no layer, or the number of scores differs from the number of names.
     """
     if not names or len(names) != len(scores):
-        raise ValueError(bad("scores", f"must be one per name ({len(names)}), and at least one", len(scores)))
+        raise ValueError(bad("scores", f"must contain one score per name ({len(names)}), at least one", len(scores)))
     figure = Figure(figsize=(7.5, 1.3 + _BAR * len(names)), layout="constrained")
     figure.suptitle(printable(title, width=70))
     axes = figure.subplots()
@@ -252,16 +253,16 @@ def draw_scores(names: Sequence[str], scores: Sequence[float], *, title: str) ->
     axes.tick_params(left=False)
     axes.grid(axis="x", color=GRID, linewidth=0.7)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.set_title("0: uniform or random attention", loc="left", fontsize=8.0, color=FAINT)
+    axes.set_title("0: uniform attention", loc="left", fontsize=8.0, color=FAINT)
     axes.set_title("1: a convolution", loc="right", fontsize=8.0, color=FAINT)
     return figure
 
 
 @house_style()
 def draw_profiles(layer: LayerAudit, *, title: str) -> Figure:
-    """Draw the mean attention of each head at the shifts around the query, sorted by the mass at the best shift.
+    """Draw the mean attention of each head at the shifts around the query, with the heads sorted by largest value.
 
-    Panels show 7 shifts per axis, or as many as include every head's best shift, at most 15.
+    Panels show 7 shifts per axis, or more if that is needed to include all best shifts, up to 15.
 
     Args:
         layer: A layer with one or two axes.
@@ -272,7 +273,7 @@ def draw_profiles(layer: LayerAudit, *, title: str) -> Figure:
     """
     profile = layer.statistics.profile
     if len(profile.reach) > 2:
-        fix = "Sum its profile over one axis."
+        fix = "Sum its shift profile over one axis."
         raise ValueError(bad("layer", "must have one or two axes", len(profile.reach), fix))
     best, mass = layer.statistics.best_shift.tolist(), layer.statistics.shift_mass.tolist()
     # Smallest and largest shift of rows and columns; a single axis is drawn along the columns.

@@ -1,7 +1,7 @@
-"""Style, colours and panels shared by all figures, and saving figures as PNG, SVG and PDF files.
+"""Style, colours and panels shared by all figures, and `save`, which writes figures as PNG, SVG and PDF files.
 
-Figures are `matplotlib.figure.Figure` objects, not created by pyplot: they neither use nor change the user's plots,
-backend and `matplotlibrc`. Files have no date and a fixed salt, so the same run gives the same bytes.
+Figures are `matplotlib.figure.Figure` objects that are not created by pyplot, so they neither use nor change the user's
+plots, backend or `matplotlibrc`. Files contain no date and a fixed salt, so that equal figures give identical files.
 """
 
 import io
@@ -32,17 +32,17 @@ INK = "#1b1f24"
 FAINT = "#6a737d"
 GRID = "#d9dde2"
 
-PALE, UNIFORM = 4, 2  # limits of `darkest` and `nearly_uniform`, as multiples of the uniform probability
+PALE, UNIFORM = 4, 2  # thresholds of `darkest` and `nearly_uniform`, as multiples of the uniform probability
 
-# Nine colour-blind safe hues: blue, vermilion, green, pink, orange and sky (Okabe and Ito), wine, indigo and olive
-# (Tol). Combined with eight marker shapes, they repeat after 72 heads.
+# Nine hues that are safe for colour-blind readers: blue, vermilion, green, pink, orange and sky (Okabe and Ito), wine,
+# indigo and olive (Tol). Combined with eight marker shapes, they repeat after 72 heads.
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#882255", "#332288", "#999933")
 _SHAPES = ("o", "s", "^", "D", "v", "P", "X", "h")
 
 _DPI = 200
 _NARROWEST, _RIGHT = 4.6, 0.2  # inches: minimum width of a `PanelGrid`, and its right margin
 _STYLE: dict[str, object] = {
-    "font.family": ["DejaVu Sans"],  # ships with matplotlib
+    "font.family": ["DejaVu Sans"],  # included in matplotlib
     "font.size": 9.0,
     "axes.titlesize": 10.0,
     "axes.labelsize": 9.0,
@@ -71,27 +71,27 @@ house_style = partial(matplotlib.style.context, ["default", _STYLE])
 
 
 def darkest(largest: float, keys: int) -> float:
-    """Return the probability of a map's darkest colour: the map's largest one, or `PALE` / keys if that is larger."""
+    """Return the probability of a map's darkest colour: the map's maximum, or `PALE` / keys if that is larger."""
     return max(largest, min(1.0, PALE / keys))
 
 
 def nearly_uniform(largest: float, keys: int) -> bool:
-    """Whether no probability of a map exceeds twice the uniform one, 1 / keys."""
+    """Return whether all probabilities of a map are below twice the uniform probability, 1 / keys."""
     return bool(largest < UNIFORM / keys)
 
 
 def colour_of(index: int) -> str:
-    """Return the colour of a head or run."""
+    """Return the colour of a head or run, given its index from 0."""
     return _COLOURS[index % len(_COLOURS)]
 
 
 def shape_of(index: int) -> str:
-    """Return the matplotlib marker of a head or run."""
+    """Return the matplotlib marker of a head or run, given its index from 0."""
     return _SHAPES[index % len(_SHAPES)]
 
 
 def printable(text: str, *, width: int | None = None) -> str:
-    """Replace characters that the font lacks by "?", collapse white space, and wrap lines longer than `width`."""
+    """Replace characters that the font lacks with "?", collapse white space, and wrap lines longer than `width`."""
     known = _letters()
     line = " ".join("".join(c if ord(c) in known or c.isspace() else "?" for c in text).split())
     return line if width is None else "\n".join(textwrap.wrap(line, width))
@@ -105,7 +105,7 @@ def _letters() -> frozenset[int]:
 class PanelGrid:
     """A figure with a grid of cells, a title, and a note in small print at the bottom; lengths are in inches.
 
-    `gap` is the space between columns and between rows; `left`, `above` and `below` is the space for outer labels.
+    `gap` is the space between columns and between rows; `left`, `above` and `below` are the spaces for outer labels.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class PanelGrid:
         self.cells = self.figure.add_gridspec(len(heights), len(widths), width_ratios=widths, height_ratios=heights)
 
     def box(self, row: Span, column: Span, size: Size | None = None, *, anchor: Anchor = "C") -> Bbox:
-        """Return the box of a cell, in fractions of the figure; or a box of `size` inches, anchored in the cell."""
+        """Return the box of a cell, in fractions of the figure, or a box of `size` inches anchored in the cell."""
         box = self.cells[row, column].get_position(self.figure)
         if size is None:
             return box
@@ -149,7 +149,7 @@ class PanelGrid:
 
 
 def mark_query(axes: Axes, query: Sequence[float | int], size: Sequence[float] = (1.0, 1.0), **options: Any) -> None:
-    """Draw a black frame with a white rim around the query, (row, column); `size` is (height, width)."""
+    """Draw a black frame with a white rim around the query (row, column); `size` is (height, width) in positions."""
     corner = (query[1] - size[1] / 2, query[0] - size[0] / 2)
     rim = [Stroke(linewidth=1.9, foreground="white"), Normal()]
     frame = Rectangle(corner, size[1], size[0], fill=False, linewidth=0.9, zorder=2.0, path_effects=rim, **options)
@@ -161,11 +161,11 @@ def save(figure: Figure, stem: Path, *, publication: bool = False) -> tuple[Path
 
     Args:
         figure: The figure.
-        stem: Path without a suffix; a dot in its name is kept.
+        stem: Path of the files without the suffix; dots in its name are kept.
         publication: Also write `stem.pdf`, remove the title, crop the margins, and keep text in the SVG editable.
 
     Returns:
-        The files: PNG, SVG, and PDF if requested.
+        The paths of the files: PNG, SVG and, for a publication, PDF.
     """
     stem.parent.mkdir(parents=True, exist_ok=True)
     formats: dict[str, dict[str, Any]] = {

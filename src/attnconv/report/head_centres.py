@@ -1,6 +1,6 @@
-"""Figures 3, 4, 12 and 14: head centres as shifts from the query, one panel per layer or epoch.
+"""Figures 3, 4, 12 and 14: centres of heads as shifts from the query, with one panel per layer or epoch.
 
-Row shifts increase downwards, as in an image. A centre outside the view is a hollow mark at the edge of the panel.
+Row shifts increase downwards, as in an image. A hollow mark at the edge of a panel is a centre outside the view.
 """
 
 import math
@@ -21,13 +21,13 @@ from attnconv.report.figure_style import GRID, FloatArray, PanelGrid, colour_of,
 from attnconv.training.run_folder import choose_epochs
 
 _PANEL, _GAP, _TITLE, _LINE = 2.3, 0.22, 0.3, 0.16  # inches
-_ENTRY_WIDTH, _ENTRY_HEIGHT = 0.42, 0.21  # of a head in the legend
-_EPOCHS = 6  # panels of Figure 3
-_CONTOURS = ((0.5, "-", 1.4), (0.9, ":", 1.0))  # mass, line style, line width
+_ENTRY_WIDTH, _ENTRY_HEIGHT = 0.42, 0.21  # inches, for one head in the legend
+_EPOCHS = 6  # maximum number of panels of Figure 3
+_CONTOURS = ((0.5, "-", 1.4), (0.9, ":", 1.0))  # mass inside, line style, line width
 _BROKEN, _UNIFORM = "not a number", "nearly uniform"
 _NOTE = (
-    "Black square: the query. Solid and dotted lines: 50% contours, and 90% contours inside the panel. Hollow marks: "
-    "centres outside the view. Pale marks: nearly uniform heads (below twice the uniform attention everywhere)."
+    "Black square: the query. Contours enclose 50 % (solid) and, if they fit, 90 % (dotted) of the attention. Hollow "
+    "marks: centres outside the view. Pale marks: nearly uniform heads (everywhere below twice the uniform attention)."
 )
 
 
@@ -38,8 +38,8 @@ class HeadGaussians:
     positions and renormalised (equation 18: Sigma = I / (2 alpha); equation 19: any Sigma).
 
     Attributes:
-        centres: (h, 2), row shift and column shift in positions; None in a list becomes NaN.
-        covariances: (h, 2, 2), in positions squared; infinite for uniform attention.
+        centres: Row shift and column shift of each head, in positions, (h, 2); None in a list becomes NaN.
+        covariances: Covariance of each head, in positions squared, (h, 2, 2); infinite for uniform attention.
 
     Raises:
         ValueError: The shapes are not (h, 2) and (h, 2, 2).
@@ -64,12 +64,12 @@ def draw_centres(layers: Sequence[HeadGaussians], *, title: str, sizes: tuple[in
     """Draw the head centres of each layer with 50 % and 90 % contours.
 
     Args:
-        layers: Heads of each layer, first layer first; the number of heads may differ.
+        layers: Heads of each layer, first layer first; layers may have different numbers of heads.
         title: Title of the figure.
-        sizes: Rows and columns of positions in the image, which limit the shifts shown; the paper has 16 x 16.
+        sizes: Rows and columns of positions in the image, which limit the shifts shown; 16 x 16 in the paper.
 
     Raises:
-        ValueError: There is no layer.
+        ValueError: `layers` is empty.
     """
     if not layers:
         raise ValueError(bad("layers", "must contain the heads of at least one layer", "none"))
@@ -79,15 +79,15 @@ def draw_centres(layers: Sequence[HeadGaussians], *, title: str, sizes: tuple[in
 def draw_centres_over_training(
     history: Sequence[tuple[int, HeadGaussians]], *, title: str, sizes: tuple[int, int] = (16, 16)
 ) -> Figure:
-    """Draw the head centres of one layer with 50 % and 90 % contours at up to six epochs, all at one scale.
+    """Draw the head centres of one layer with 50 % and 90 % contours at up to six epochs, all at the same scale.
 
     Args:
-        history: Pairs (completed epochs, the layer's heads) with increasing epochs; epoch 0 is the initialisation.
+        history: Pairs (number of completed epochs, heads of the layer) in increasing order; 0 is the initialisation.
         title: Title of the figure.
-        sizes: Rows and columns of positions in the image, which limit the shifts shown; the paper has 16 x 16.
+        sizes: Rows and columns of positions in the image, which limit the shifts shown; 16 x 16 in the paper.
 
     Raises:
-        ValueError: The history is empty, or the epochs do not increase.
+        ValueError: `history` is empty, or its epochs do not increase.
     """
     epochs = [epoch for epoch, _ in history]
     if not epochs or any(a >= b for a, b in pairwise(epochs)):
@@ -99,14 +99,14 @@ def draw_centres_over_training(
 
 @house_style()
 def _draw_panels(panels: Mapping[str, HeadGaussians], title: str, sizes: tuple[int, int]) -> Figure:
-    """Draw panels (title -> heads) at one scale, with one legend."""
+    """Draw panels (heads by title) at the same scale, with one legend."""
     view = choose_view(panels.values(), limit=max(sizes) - 0.5)
     reasons = [
         [why_hidden(*head, view, sizes) for head in zip(heads.centres, heads.covariances, strict=True)]
         for heads in panels.values()
     ]
     hidden = [_counted(some) for some in reasons]
-    labels = 0.22 + _LINE * max(map(len, hidden))  # with the tick labels
+    labels = 0.22 + _LINE * max(map(len, hidden))  # including tick labels
     count, most = len(panels), max(len(heads.centres) for heads in panels.values())
     columns = count if count <= 3 else math.ceil(math.sqrt(count))
     entries = int(columns * (_PANEL + _GAP) / _ENTRY_WIDTH)  # of the legend, per line
@@ -158,13 +158,13 @@ def _draw_head(axes: Axes, centre: FloatArray, covariance: FloatArray, hidden: s
 
 
 def _counted(reasons: Sequence[str]) -> list[str]:
-    """Format the counts of non-empty reasons: `2 heads outside the view`, `1 head nearly uniform`."""
+    """Format the counts of non-empty reasons, such as `2 heads outside the view` and `1 head nearly uniform`."""
     counts = sorted((reason, count) for reason, count in Counter(reasons).items() if reason)
     return [f"{count} {'head' if count == 1 else 'heads'} {reason}" for reason, count in counts]
 
 
 def _legend(figure: Figure, heads: int, columns: int, top: float) -> None:
-    """Draw marks and indices of the heads, row by row, with the upper edge at `top`, a fraction of the height."""
+    """Draw marks and indices of the heads, row by row, with the upper edge at `top`, a fraction of the figure."""
     order = [head for column in range(columns) for head in range(column, heads, columns)]  # legends fill columns
     handles = [Line2D([], [], ls="", marker=shape_of(i), markersize=6.6, color=colour_of(i)) for i in order]
     names, place = [f"head {i}" if i == 0 else str(i) for i in order], (0.5, top)
@@ -178,7 +178,7 @@ def percentile_radius(mass: float) -> float:
 
 
 def contour(covariance: FloatArray, mass: float, *, longest: float = math.inf) -> tuple[float, float, float]:
-    """Return the ellipse that contains `mass`: major and minor semi-axis, and the major axis's angle to the columns."""
+    """Return the ellipse that contains `mass`: major and minor semi-axis, and the major axis's angle in radians."""
     variances, directions = np.linalg.eigh((covariance + covariance.T) / 2.0)
     lengths = percentile_radius(mass) * np.sqrt(np.clip(variances, 0.0, None))
     minor, major = (min(float(length), longest) for length in lengths)
@@ -189,7 +189,7 @@ def contour(covariance: FloatArray, mass: float, *, longest: float = math.inf) -
 def why_hidden(centre: FloatArray, covariance: FloatArray, view: float, sizes: tuple[int, int]) -> str:
     """Return why a panel over [-view, view]^2 cannot show a head completely; empty if it can.
 
-    A head is nearly uniform if its attention is, for a query in the middle of `sizes` positions.
+    Whether a head is nearly uniform is tested for a query in the middle of a grid of `sizes` positions.
     """
     if not np.isfinite(centre).all() or np.isnan(np.diagonal(covariance)).any():
         return _BROKEN
@@ -208,9 +208,9 @@ def why_hidden(centre: FloatArray, covariance: FloatArray, view: float, sizes: t
 
 
 def choose_view(layers: Collection[HeadGaussians], *, limit: float) -> float:
-    """Choose half the side of a square panel for the heads of all layers; it ends between two positions.
+    """Return half the side of a square panel for the heads of all layers, in positions; edges are between positions.
 
-    It contains 97 % of the centres, the 50 % contours of three heads in four, and at least 5 x 5 positions.
+    Up to `limit`, it contains 97 % of the centres, the 50 % contours of 3/4 of the heads, and at least 5 x 5 positions.
     """
     centres = np.concatenate([heads.centres for heads in layers])
     covariances = np.concatenate([heads.covariances for heads in layers])

@@ -14,9 +14,9 @@ from attnconv.report.figure_style import save
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure on the page, with its natural width in inches, alternative text and caption."""
+    """A figure on the page, with its width in inches, alternative text and caption."""
 
-    files: Sequence[Path]  # SVG second, as returned by `save`
+    files: Sequence[Path]  # as returned by `save`: PNG first, SVG second
     width: float
     alt: str
     caption: str
@@ -24,7 +24,7 @@ class Picture:
 
 @dataclass(frozen=True)
 class FigureFolder:
-    """The folder `figures` next to the page; `publication` is passed to `save`."""
+    """The folder `figures` next to the page, to which figures are written; `publication` is passed to `save`."""
 
     path: Path
     publication: bool = False
@@ -42,11 +42,11 @@ class Section:
     title: str
     text: str = ""  # one paragraph
     pictures: Sequence[Picture] = ()
-    folded: Sequence[Picture] = ()  # figures shown by a click on `fold`
+    folded: Sequence[Picture] = ()  # figures that a click on `fold` shows
     fold: str = "More"
     notes: Sequence[str] = ()  # what could not be shown, and why
     tables: Sequence[Table] = ()
-    folded_tables: Sequence[Table] = ()  # tables below the figures, each shown by a click on its title
+    folded_tables: Sequence[Table] = ()  # tables below the figures; a click on its title shows a table
 
 
 @dataclass(frozen=True)
@@ -55,16 +55,16 @@ class Page:
 
     title: str
     lead: str  # one sentence below the title
-    facts: Sequence[tuple[str, str, str]]  # label, value and comment of each number at the top
+    facts: Sequence[tuple[str, str, str]]  # (label, value, comment) of each number at the top
     sections: Sequence[Section]
-    tables: Sequence[tuple[str, Sequence[tuple[str, str]]]] = ()  # title and (name, value) of each group of settings
-    origin: Sequence[tuple[str, str]] = ()  # (name, value) of versions and hardware
-    command: str = ""  # the command of the run; shown with `origin`
+    tables: Sequence[tuple[str, Sequence[tuple[str, str]]]] = ()  # title and (name, value) pairs of groups of settings
+    origin: Sequence[tuple[str, str]] = ()  # (name, value) pairs of versions and hardware
+    command: str = ""  # the command line of the run or audit; shown with `origin`
     notes: Sequence[str] = ()  # remarks at the top
 
 
 def render(page: Page) -> str:
-    """Render the page as HTML with all texts escaped; reads the pictures' SVG files."""
+    """Render the page as HTML with all text escaped and the SVG files of its figures embedded."""
     loader = PackageLoader("attnconv.report", "")
     environment = Environment(
         loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True

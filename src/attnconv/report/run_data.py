@@ -1,4 +1,4 @@
-"""Data of a run for figures and tables: curves, heads, scores, images, and the attention of its model."""
+"""Data of a run for figures and tables: curves, heads, accuracies, images, and the attention of its model."""
 
 from collections import defaultdict
 from collections.abc import Mapping
@@ -27,21 +27,21 @@ from attnconv.training.settings import RunSettings
 
 IMAGES = 100  # number of test images over which content-based attention is averaged, as in the paper
 PLACES = ((0.5, 0.5), (0.25, 0.75))  # the queries of Figures 6 and 7, as fractions of height and width
-ZOOM = 7  # positions, as in Figure 5
-PAPER_LAYER = 3  # index of the layer in Figure 3
+ZOOM = 7  # side of the window around the query in positions, as in Figure 5
+PAPER_LAYER = 3  # index, from 0, of the layer in Figure 3
 _BATCH = 10
 
-History: TypeAlias = list[list[tuple[int, HeadGaussians]]]  # per layer: numbers of completed epochs, and the heads
+History: TypeAlias = list[list[tuple[int, HeadGaussians]]]  # for each layer, pairs (number of completed epochs, heads)
 
-_loaded = lru_cache(maxsize=1)(load_data)  # the runs of one study share their images
+_loaded = lru_cache(maxsize=1)(load_data)  # the runs of a reproduction share their images
 
 
 @final
 @dataclass(frozen=True)
 class RunData:
-    """Lazily computed data of a run; head statistics are over all queries of its `images`, and cached.
+    """Data of a run, computed on demand; statistics of heads are over all queries of its `images`, and are cached.
 
-    `name` is the name of the folder or, in a study, of the model (one of `ALL_RUNS`). Nothing is downloaded.
+    `name` is the name of the folder or, in a reproduction, of the model (one of `ALL_RUNS`). Nothing is downloaded.
     """
 
     name: str
@@ -58,13 +58,13 @@ class RunData:
 
     @property
     def positions(self) -> tuple[int, int]:
-        """Rows and columns of the grid of positions."""
+        """Number of rows and columns of the grid of positions."""
         side = self.model.image_size // self.model.downsampling
         return side, side
 
     @property
     def unit(self) -> str:
-        """A sentence for captions on the size of a position; empty if it is one pixel."""
+        """Sentence for captions that states the size of a position in pixels; empty if it is one pixel."""
         side = self.model.downsampling
         return f" One position is {side} x {side} pixels." if side > 1 else ""
 
@@ -74,9 +74,9 @@ class RunData:
         return self.folder.result() or {}
 
     def score(self, state: str) -> float | None:
-        """Return the test accuracy of the weights `start`, `last` or `best`; None if it was not measured.
+        """Return the test accuracy (0 to 1) of the weights `start`, `last` or `best`; None if it was not measured.
 
-        `chosen` is `best` if the epoch was chosen on validation images, otherwise `last`.
+        The state `chosen` means `best` if an epoch was chosen on validation images, otherwise `last`.
         """
         if state == "chosen":
             return self.score("best" if self.result.get("best") else "last")
@@ -87,7 +87,7 @@ class RunData:
         """Return the accuracy curve of each measured split; raise a `ValueError` if no epoch is complete."""
         lines = self.folder.metrics()
         if not lines:
-            fix = "Wait until metrics.jsonl has a line."
+            fix = "Wait until metrics.jsonl contains a line."
             raise ValueError(bad("run", "must have completed at least one epoch", str(self.folder.path), fix))
         curves = []
         for split in SPLITS:
@@ -97,7 +97,7 @@ class RunData:
         return curves
 
     def history(self) -> History:
-        """Return the snapshots of each layer with Gaussian heads, from the initialisation (epoch 0) on."""
+        """Return the snapshots of each layer with Gaussian heads, starting with the initialisation (epoch 0)."""
         history: dict[str, list[tuple[int, HeadGaussians]]] = {}
         for line in self.folder.heads():
             for layer in line["layers"]:
@@ -106,7 +106,7 @@ class RunData:
         return list(history.values())
 
     def trained(self) -> LoadedModel:
-        """Load the model after the last complete epoch; not cached, to save memory."""
+        """Load the model with its weights after the last complete epoch; not cached, to save memory."""
         return load_model(self.folder.last_weights)
 
     def data(self) -> Splits:
@@ -119,7 +119,7 @@ class RunData:
 
     @cached_property
     def images(self) -> Tensor:
-        """The first test images if attention depends on the image, otherwise one blank image; (n, c, height, width)."""
+        """First test images if attention depends on the image, otherwise one blank image, (n, c, height, width)."""
         loaded, model = self.trained(), self.model
         shape = (2, model.image_channels, model.image_size, model.image_size)
         blank = torch.zeros(shape, dtype=next(loaded.model.parameters()).dtype)
@@ -143,7 +143,7 @@ class RunData:
 
     @cached_property
     def maps(self) -> list[QueryMaps]:
-        """Mean attention maps of the queries at `PLACES`."""
+        """Attention maps of the queries at `PLACES`, averaged over images."""
         return mean_query_maps(self.trained().model, self.images, places=PLACES)
 
 

@@ -1,4 +1,4 @@
-"""Report of a run: `index.html` and figures numbered as in the paper (`figures/figure-02-accuracy.png`)."""
+"""Report of a run: `index.html`, and figures numbered as in the paper, such as `figures/figure-02-accuracy.png`."""
 
 import shlex
 from collections.abc import Mapping
@@ -21,22 +21,22 @@ from attnconv.report.run_data import PAPER_LAYER, ZOOM, History, RunData
 from attnconv.training.run_folder import RunFolder, write_text
 from attnconv.training.settings import RunSettings
 
-_APART = ("format", "settings", "command", "versions")  # entries of `settings.json` that are not listed as environment
+_APART = ("format", "settings", "command", "versions")  # entries of `settings.json` not listed under Environment
 
 
 def write_report(run_dir: str | Path, out_dir: str | Path | None = None, *, publication: bool = False) -> Path:
     """Write the report of a run that has completed at least one epoch.
 
-    The heads are those after the last complete epoch. Attention that depends on the image is averaged over the first
-    100 test images, which are read from the run's data folder and never downloaded.
+    Heads are shown after the last complete epoch. Attention that depends on the image is averaged over the first 100
+    test images, which are read from the run's data folder and never downloaded.
 
     Args:
         run_dir: The run folder.
-        out_dir: Output folder; None for `report` in the run folder. An older report is replaced.
+        out_dir: Output folder; None for `report` in the run folder. An earlier report in it is replaced.
         publication: Also write the figures as PDF, omit their titles, and keep the text in SVG files editable.
 
     Returns:
-        The page, `index.html`.
+        The path of the page, `index.html`.
 
     Raises:
         ValueError: The folder contains no run, no epoch is complete, or a file is invalid.
@@ -51,7 +51,7 @@ def write_report(run_dir: str | Path, out_dir: str | Path | None = None, *, publ
     out = folder.report if out_dir is None else Path(out_dir)
     if not run.result:
         epoch = max((line["epoch"] for line in folder.metrics()), default=0)
-        notes = [f"The run is not complete. The report shows epoch {epoch} of {run.settings.train.epochs}."]
+        notes = [f"The run is not complete. The report shows it after epoch {epoch} of {run.settings.train.epochs}."]
     page = Page(
         title=run.name,
         lead=_lead(run.settings),
@@ -77,7 +77,7 @@ def _lead(settings: RunSettings) -> str:
 
 
 def _facts(run: RunData) -> list[tuple[str, str, str]]:
-    """Return the numbers at the top: of the epoch chosen on validation images, or else of the last epoch."""
+    """Return the numbers at the top, for the epoch chosen on validation images or, without these, the last epoch."""
     result = run.result
     if not result:
         last = {line["split"]: line for line in run.folder.metrics()}
@@ -112,7 +112,7 @@ def _sections(run: RunData, figures: FigureFolder) -> list[Section]:
         "figure-02-accuracy",
         alt=f"Accuracy. {words}.",
         caption="Share of images classified correctly after each epoch, as in Figure 2 of the paper. Training accuracy "
-        "is measured on augmented images, and while the weights still change.",
+        "is measured during the epoch, while the weights change, on augmented images.",
     )
     sections = [Section("Accuracy", pictures=[picture])]
     if isinstance(run.settings.model, AttentionSettings):
@@ -129,10 +129,10 @@ def _heads(run: RunData, history: History, label: str, figures: FigureFolder) ->
     centres = figures.add(
         draw_centres(layers, title=f"{label}: heads after epoch {epoch}", sizes=run.positions),
         "figure-04-centres",
-        alt=f"Head centres per layer. {words}",
-        caption="Each mark is one head of a layer: the centre of its attention as a shift from the query, with 50% and "
-        "90% contours. Heads at single positions around the query act like the taps of a convolution's kernel. See "
-        f"Figures 4, 12 and 14 of the paper.{run.unit}",
+        alt=f"Head centres by layer. {words}",
+        caption="Each mark is the centre of one head's attention, as a shift from the query. Contours enclose 50 % and "
+        "90 % of its attention. Heads that attend to single positions around the query act like the taps of a "
+        f"convolution kernel. See Figures 4, 12 and 14 of the paper. Layers and heads are numbered from 0.{run.unit}",
     )
     pictures = []
     for number, epochs in enumerate(history):
@@ -142,7 +142,7 @@ def _heads(run: RunData, history: History, label: str, figures: FigureFolder) ->
             draw_centres_over_training(epochs, title=f"{label}: {title}", sizes=run.positions),
             f"figure-03-centres-over-training-layer-{number}",
             alt=f"{title.capitalize()}. After epoch {first}: {_words(start)}. After epoch {last}: {_words(end)}.",
-            caption=f"The heads of layer {number} from their random initialisation (epoch 0) to the last epoch, at one "
+            caption=f"The heads of layer {number} from random initialisation (epoch 0) to the last epoch, at the same "
             f"scale. In Figure 3 of the paper, nine heads settle on a grid of positions around the query.{run.unit}",
         )
         pictures.append(picture)
@@ -152,7 +152,7 @@ def _heads(run: RunData, history: History, label: str, figures: FigureFolder) ->
 
 
 def _words(heads: HeadGaussians) -> str:
-    """Describe a layer's heads: `9 heads, centres 0.1 to 3.2 positions from the query`."""
+    """Describe a layer's heads, for example `9 heads, centres 0.1 to 3.2 positions from the query`."""
     distances = np.linalg.norm(heads.centres[np.isfinite(heads.centres).all(1)], axis=1)
     count = "1 head" if len(heads.centres) == 1 else f"{len(heads.centres)} heads"
     if not len(distances):
@@ -161,26 +161,26 @@ def _words(heads: HeadGaussians) -> str:
 
 
 def _attention(run: RunData, label: str, figures: FigureFolder) -> Section:
-    """Draw Figures 6 and 7 and, for attention that depends on positions only, Figure 5."""
+    """Draw Figures 6 and 7 and, for attention that depends only on positions, Figure 5."""
     heading = "Attention of every head"
     if not run.folder.last_weights.is_file():
         return Section(heading, notes=["The run has not written any weights yet."])
     try:
         count = len(run.images)
     except (OSError, ValueError) as error:
-        note = "This model's attention depends on the images, but the test images could not be read: "
+        note = "The attention of this model depends on the image, but the test images could not be read: "
         return Section(heading, notes=[f"{note}{error}"])
     average = f", mean of {count} test images" if count > 1 else ""
-    every = f"Attention probabilities of every head (columns) in every layer (rows){average}."
+    every = f"Attention probabilities of every head (columns) in every layer (rows){average}. All indices are from 0."
     moves = "the pattern of a head that acts like a convolution moves with the query."
     shown: list[tuple[int, int | None, str]] = [  # query, zoom, caption
         (0, None, f"{every} See Figure 6 of the paper."),
-        (1, None, f"{every} See Figure 7 of the paper. Every head is in the same column as above: {moves}"),
+        (1, None, f"{every} See Figure 7 of the paper. Each head is in the same column as above: {moves}"),
     ]
     if not average and max(max(layer.maps.shape[2:]) for layer in run.maps) > ZOOM:
         caption = (
             f"The {ZOOM} x {ZOOM} positions around the query; see Figure 5 of the paper. A head that attends to one "
-            "position acts like one tap of a convolution's kernel. A blank map means that the head attends elsewhere."
+            "position acts like one tap of a convolution kernel. A blank map means that the head attends elsewhere."
         )
         shown.insert(0, (0, ZOOM, caption))
     pictures = []
@@ -199,7 +199,7 @@ def _attention(run: RunData, label: str, figures: FigureFolder) -> Section:
             f"layer {i}, head {h}" for i, row in enumerate(peaks) for h, p in enumerate(row) if nearly_uniform(p, keys)
         ]
         if pale:
-            caption += f" Nearly uniform (below {UNIFORM} / number of positions): {'; '.join(pale)}."
+            caption += f" Nearly uniform heads (all probabilities below {UNIFORM}/{keys}): {'; '.join(pale)}."
         figure = draw_query(run.maps, index, title=f"{label}: {what}", zoom=zoom)
         name = f"figure-{5 if zoom else 6 + index:02d}-attention"
         pictures.append(figures.add(figure, name, alt=f"{what.capitalize()}. {words}", caption=f"{caption}{run.unit}"))

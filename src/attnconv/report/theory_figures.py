@@ -2,8 +2,8 @@
 
 Figure 1:   output_q = sum_h ( sum_k A^(h)_{q,k} X_k ) W^(h)
 
-Figure 11:  E_q = Phi A_q. Rows of E_q and Phi are kernel taps, labelled by their shifts (key minus query); rows of A_q
-and columns of Phi are heads; columns of E_q and A_q are keys, with a thin line at the start of each image row.
+Figure 11:  E_q = Phi A_q. Rows of E_q and Phi are kernel taps, labelled by their shifts (key minus query). Rows of A_q
+and columns of Phi are heads. Columns of E_q and A_q are keys, with a thin line at the start of each image row.
 """
 
 import math
@@ -32,14 +32,14 @@ from attnconv.report.figure_style import (
 from attnconv.theory.expressibility import Factorisation
 
 _TALLEST, _WIDEST = 4.6, 4.2  # inches: maximum size of one matrix
-_CELL = 0.24  # maximum height of a row and width of a key
-_SLOT = 1.55  # minimum width for the title of a matrix
+_CELL = 0.24  # maximum height of a row, and maximum width of a key
+_SLOT = 1.55  # minimum width of a matrix's column, for its title
 _HEADING = 0.46
-_LETTER, _LINE = 0.06, 0.13  # width and height of a character of a tick label
-_SAME = 1e-5  # largest relative residual for which the figure shows "="
+_LETTER, _LINE = 0.06, 0.13  # width and height of a character in a tick label
+_SAME = 1e-5  # largest relative residual for which the figure shows "=" instead of "≈"
 _IMAGE, _MAP, _MATRIX, _OUTPUT = 2.9, 0.82, 0.62, (0.28, 1.44)  # inches
 _NOTE = (
-    "Left: the positions to which each head attends for the query (black frame). Each head averages the input with its "
+    "Left: the positions to which the query (black frame) attends in each head. Each head averages the input with its "
     "attention A and multiplies the average by its matrix W. The output at the query is the sum over heads."
 )
 
@@ -49,8 +49,8 @@ def draw_mixture(maps: Any, query: tuple[int, int], *, centres: Sequence[tuple[f
     """Draw the output at one query as a sum over heads.
 
     Args:
-        maps: (h, rows, columns) attention probabilities of the query over the image's keys, 1 to 9 heads.
-        query: Row and column of the query.
+        maps: Attention probabilities of the keys in each of 1 to 9 heads, for the query, (h, rows, columns).
+        query: Row and column of the query, from 0.
         centres: Centre Delta of each head, (row shift, column shift) in positions.
         title: Title of the figure.
 
@@ -61,7 +61,7 @@ def draw_mixture(maps: Any, query: tuple[int, int], *, centres: Sequence[tuple[f
     if heads.ndim != 3 or not 1 <= len(heads) <= 9:
         raise ValueError(bad("maps", "must have the shape (heads, rows, columns) with 1 to 9 heads", heads.shape))
     if len(centres) != len(heads):
-        raise ValueError(bad("centres", f"must contain one shift for each of the {len(heads)} heads", len(centres)))
+        raise ValueError(bad("centres", f"must contain one shift per head ({len(heads)})", len(centres)))
     widths, heights = [_IMAGE, _MAP, _MATRIX, 0.9], [max(_MAP, _IMAGE / len(heads) - 0.32)] * len(heads)
     grid = PanelGrid(widths, heights, title=title, note=_NOTE, gap=(0.9, 0.32), left=0.3, above=0.4, below=0.25)
     shares = heads / np.array([darkest(float(head.max()), head.size) for head in heads])[:, None, None]
@@ -96,7 +96,7 @@ def draw_mixture(maps: Any, query: tuple[int, int], *, centres: Sequence[tuple[f
 
 
 def _draw_image(axes: Axes, shares: FloatArray, query: tuple[int, int]) -> None:
-    """Draw the attention of all heads on one image: positions have the colours of the heads that attend to them."""
+    """Draw the attention of all heads in one image, where positions have the colours of heads that attend to them."""
     for head, share in enumerate(shares):
         colours = np.broadcast_to(to_rgba(colour_of(head)), (*share.shape, 4)).copy()
         colours[..., 3] = np.where(share > 0.01, 0.9 * share, 0.0)
@@ -111,9 +111,9 @@ def _draw_image(axes: Axes, shares: FloatArray, query: tuple[int, int]) -> None:
 
 @house_style()
 def draw_factorisation(factorisation: Factorisation, *, title: str) -> Figure:
-    """Draw E_q = Phi A_q for one query, and the remaining difference.
+    """Draw E_q = Phi A_q for one query, and the difference between the two sides.
 
-    Colours range to 1 for E_q, at least to -1 and 1 for the difference, and to the largest entry for the others.
+    Colours end at 1 for E_q, at -1 and 1 or beyond for the difference, and at the largest entry for Phi and A_q.
 
     Args:
         factorisation: Result of `attnconv.theory.factorise`.
@@ -161,7 +161,7 @@ def draw_factorisation(factorisation: Factorisation, *, title: str) -> Figure:
 
 
 def _draw(axes: Axes, label: str, matrix: FloatArray, name: str, detail: str, largest: float) -> None:
-    """Draw a matrix in colours up to `largest`, below a title of two lines."""
+    """Draw a matrix in colours that end at `largest`, with a title of two lines above it."""
     largest = max(largest, 1e-300)
     cmap, least = ("RdBu_r", -largest) if label in ("phi", "difference") else ("Blues", 0.0)
     axes.imshow(matrix, aspect="auto", cmap=cmap, vmin=least, vmax=largest)
@@ -173,7 +173,7 @@ def _draw(axes: Axes, label: str, matrix: FloatArray, name: str, detail: str, la
 
 
 def _name(axis: Axis, name: str, names: Sequence[str], cell: float, room: float) -> None:
-    """Label an axis and its rows or columns, which are `cell` inches apart; labels without room are omitted."""
+    """Label an axis and its rows or columns, which are `cell` inches apart; omit labels that need more room."""
     places = range(0, len(names), math.ceil(room / cell))
     axis.set_ticks(places, [names[place] for place in places])
     axis.set_label_text(name, fontsize=7.5, color=FAINT)
@@ -189,12 +189,12 @@ def _mark_rows(axes: Axes, sizes: Sequence[int], cell: float, key: float) -> Non
 
 
 def _write_entries(axes: Axes, matrix: FloatArray, cell: float) -> None:
-    """Write the entries of a matrix, if its cells are large enough."""
+    """Write the entries of a matrix into its cells if these are large enough."""
     largest = float(np.abs(matrix).max())
     if cell < 0.2 or largest >= 999.5:
         return
     for (row, column), value in np.ndenumerate(matrix):
-        text = f"{value:.1f}" if largest < 9.95 else f"{value:.0f}"
+        text = f"{round(value, 2):g}" if largest < 9.95 else f"{value:.0f}"
         if float(text) != 0.0:
             colour = "white" if abs(value) > 0.6 * largest else INK
             axes.text(column, row, text, fontsize=5.5, color=colour, ha="center", va="center")
@@ -209,9 +209,9 @@ def _write_text(grid: PanelGrid, factorisation: Factorisation) -> None:
     positions = " x ".join(map(str, factorisation.sizes))
     lines = (
         f"Relative residual |E_q − Φ A_q| / |E_q| = {_number(factorisation.residual)}",
-        f"Query {_point(factorisation.query)} on {positions} positions; keys in row-major order.",
-        "Each row of E_q marks the position that one kernel tap reads, labelled by its shift from the query; the row "
-        "is empty if that position is outside the image. The same row of Φ has the weights of the heads' attention.",
+        f"Query {_point(factorisation.query)} on {positions} positions, keys in row-major order; indices are from 0.",
+        "Each row of E_q marks the position that one kernel tap reads, labelled with its shift from the query, in "
+        "positions. It is empty if the position is outside the image. The same row of Φ has the weights of the heads.",
     )
     axes = grid.add(1, slice(1, None))
     axes.set_label("text")
@@ -226,5 +226,5 @@ def _point(place: Sequence[int]) -> str:
 
 
 def _number(value: float) -> str:
-    """Format with two decimals; very small and very large values in scientific notation."""
+    """Format a value with two decimals, or in scientific notation if it is very small or very large."""
     return f"{value:.2f}" if 0.01 <= abs(value) < 100 else "0" if value == 0 else f"{value:.1e}"

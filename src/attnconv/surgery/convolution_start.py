@@ -95,7 +95,7 @@ def warn(found: Mapping[str, LayerStart], mass: float, attention: AttentionParts
     reached = {name: float(start.mass.mean()) for name, start in found.items()}
     if less := [f"{held:.3f} in {name}" for name, held in reached.items() if held < mass - 1e-3]:
         requirement = f"must be at most the mean attention that the layers reach ({', '.join(less)})"
-        fix = "Use images like those for training, a smaller kernel_size or a smaller mass."
+        fix = "Use images like the training images, a smaller kernel_size or a smaller mass."
         warnings.warn(bad("mass", requirement, f"{mass:g}", fix), stacklevel=4)
     lost = [f"{start.filter_error:.3f} in {name}" for name, start in found.items() if start.filter_error > LOST]
     if lost and isinstance(values, Tensor):
@@ -125,9 +125,7 @@ class ConvolutionStart:
         channels, width = parts.patches.out_channels, parts.blocks[0].parts.head_dim
         room = min(width, channels // 2)
         if room < 6:
-            raise ValueError(
-                bad("model", "must have at least 6 dimensions per head and 12 channels", (width, channels))
-            )
+            raise ValueError(bad("model", "must have at least 6 channels per head and 12 in total", (width, channels)))
         self.axes = [AxisFeatures(size, room // 2, int(self.taps.max())) for size in self.grid]
         self.features = [axis.at(torch.arange(axis.size)).to(parts.positions) for axis in self.axes]
         self.constants = any(not axis.exact for axis in self.axes)
@@ -198,7 +196,7 @@ class ConvolutionStart:
         return lost
 
     def _set_scores(self, attention: AttentionParts, x: Tensor, shifts: Tensor) -> Tensor:
-        """Set query and key projections that reach the required mass; return each head's attention at its shift."""
+        """Set query and key projections that reach the target mass; return each head's attention at its shift."""
         length = 4 if self.constants else 2  # squared norm of positions before LayerNorm
         place = (x[:, self.parts.prefix :] @ self.basis.T).square().sum(-1).mean() / length
         keys = torch.cat((self.basis[:-2], self.basis[-1:])) if self.constants else self.basis

@@ -9,8 +9,8 @@ registers p. A query cannot read shifts outside the image, or masked ones. With 
 
     r(q) = sum_delta a(delta) / sum_{delta that q can read} a(delta)      at most K^2
 
-redistributes their weight to other shifts; it is not trained, since the sum of a trained kernel can vanish. The values
-z = (w, g, u) are fitted to the head's output y by ridge regression. The columns of R are the terms above without z:
+redistributes their weight to other shifts; it is not trained, since the sum of a trained kernel can vanish. The vector
+z = (w, g, u) is fitted to the head's output y by ridge regression. The columns of R are the terms above without z:
 
     min_z  sum_{images, q, channels} |y - R z|^2 + t |z - z0|^2,    t = 1e-4 tr(R^T R) / len(z)
 
@@ -174,9 +174,9 @@ class ConvolvedAttention(nn.Module):
         heads: Indices of the heads to replace, from 0.
 
     Attributes:
-        kernel: Parameter: kernel of each replaced head, (h, K, K).
-        rest: Parameter: weight of the mean over the image's values in each replaced head, (h,).
-        prefix: Parameter: weights of class tokens and registers in each replaced head, (h, p).
+        kernel: Parameter with the kernel of each replaced head, (h, K, K).
+        rest: Parameter with the weight of the image's mean value in each replaced head, (h,).
+        prefix: Parameter with the weights of class tokens and registers in each replaced head, (h, p).
     """
 
     @torch.enable_grad()  # slices must keep `requires_grad`, which the new parameters copy
@@ -225,8 +225,7 @@ class ConvolvedAttention(nn.Module):
         """Return tokens (b, tokens, channels), with the arguments and return type of the replaced module.
 
         Raises:
-            ValueError: A mask is given but heads were replaced without one, or the number of tokens does not match the
-                grid.
+            ValueError: A mask is given but heads were replaced without one, or the number of tokens is wrong.
         """
         x, terms = self.call.read(args, named)
         before, (height, width) = self.prefix.shape[1], self.grid

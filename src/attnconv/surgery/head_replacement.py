@@ -249,7 +249,7 @@ def _output(model: nn.Module, images: Tensor, options: Mapping[str, object]) -> 
         output = first_tensor(model(images, **options))
     if output is None or not output.is_floating_point() or output.dim() == 0 or len(output) != len(images):
         got = "no tensor" if output is None else f"shape {tuple(output.shape)} of {output.dtype}"
-        requirement = f"must return a floating-point tensor first, with a batch axis of length {len(images)}"
+        requirement = f"must return a floating-point tensor first, with a batch axis for {len(images)} images"
         raise ValueError(bad("model", requirement, got))
     size = output.detach().flatten(1).norm(dim=1)
     if not bool(((size > 0) & size.isfinite()).all()):

@@ -3,7 +3,7 @@
     nn.Conv*d            out_q = sum_j x_{stride q + dilation j - padding} W_j, shift_j = dilation j - padding
     nn.ConvTranspose*d   out_q = sum_{k, j: stride k + dilation j - padding = q} x_k W_j, shift_j = padding - dilation j
 
-A forward convolution has queries `stride` apart; a transposed one has keys `stride` apart.
+In a forward convolution, queries are `stride` apart; in a transposed one, keys are.
 """
 
 from collections.abc import Sequence
@@ -34,19 +34,19 @@ def looks_like_convolution(module: nn.Module) -> bool:
 
 
 def check_convolution(conv: nn.Module, name: str = "conv") -> None:
-    """Raise an error if a module cannot be written as attention; `name` is the module's name in the message."""
+    """Raise an error if a module cannot be converted to attention; `name` is the module's name in the message."""
     kind = type(conv).__name__
     if not isinstance(conv, Convolution):
         known = "must be an nn.Conv1d, nn.Conv2d, nn.Conv3d or one of their transposed counterparts"
         raise TypeError(bad(name, known, f"{type(conv).__module__}.{kind}"))
     if any(nn.parameter.is_lazy(parameter) for parameter in conv.parameters()):
         fix = "Run the model once on an image to initialise its lazy layers."
-        raise TypeError(bad(name, "must have initialised weights", f"{kind}, not materialised", fix))
+        raise TypeError(bad(name, "must have initialised weights", f"an uninitialised {kind}", fix))
     plain: type[nn.Module] = (FORWARD if isinstance(conv, Forward) else TRANSPOSED)[len(conv.kernel_size)]
     theirs = type(conv)
     if own := [m for m in _COMPUTING if m in vars(conv) or getattr(theirs, m, None) is not getattr(plain, m, None)]:
         fix = f"Exclude it with only=['!{name}'], or replace it with a plain convolution first."
-        got = f"{kind} with its own {own[0]}"
+        got = f"{kind} with a custom {own[0]}"
         raise TypeError(bad(name, f"must not override the forward pass of nn.{plain.__name__}", got, fix))
     for part in ("weight", "bias"):
         if part not in conv._parameters or nn.utils.parametrize.is_parametrized(conv, part):
@@ -59,7 +59,7 @@ def check_convolution(conv: nn.Module, name: str = "conv") -> None:
         raise TypeError(bad(name, "must have real floating-point weights of 16 to 64 bits", str(conv.weight.dtype)))
     for parameter in conv.parameters():
         if not parameter.is_meta and not bool(torch.isfinite(parameter).all()):
-            raise ValueError(bad(name, "must have finite weights", "NaN or infinite values"))
+            raise ValueError(bad(name, "must have finite parameters", "NaN or infinite values"))
 
 
 def paddings(conv: Convolution) -> tuple[tuple[int, int], ...]:
@@ -108,7 +108,7 @@ def tap_shifts(
 def head_weights(conv: Convolution, groups: int | None = None) -> Float[Tensor, "h i d"]:
     """Return one matrix per kernel position, row-major, in the layout (h, c / groups, d) of `SelfAttention.weight`.
 
-    The layer has the convolution's groups, or a single one, with zeros between those of the convolution.
+    `groups` is the layer's number of groups: that of the convolution (also None), or 1 for block-diagonal matrices.
     """
     grouped = grouped_weights(conv)
     if groups in (None, conv.groups):
@@ -117,6 +117,6 @@ def head_weights(conv: Convolution, groups: int | None = None) -> Float[Tensor, 
 
 
 def grouped_weights(conv: Convolution) -> Float[Tensor, "h i groups part"]:
-    """Return `head_weights` with a separate axis for groups, as a view of a contiguous weight."""
+    """Return `head_weights` with a separate dimension for groups, as a view of the convolution's weight."""
     grouped = conv.weight.flatten(2).unflatten(0, (conv.groups, -1))  # (g, d / g, i, h), or (g, i, d / g, h)
     return grouped.permute((3, 2, 0, 1) if isinstance(conv, Forward) else (3, 1, 0, 2))

@@ -2,7 +2,7 @@
 
 Let t_h(q) be the key nearest to the centre of head h for query q, and eps_h an upper bound on the attention that falls
 on other keys (`mass_off_nearest`). The errors of a head and of the output, relative to the layer with hard heads (which
-equals the convolution it was converted from), are
+is equivalent to the convolution that was converted), are
 
     (A_h x)_q - x_{t_h(q)} = sum_{k != t_h} A_h[q, k] (x_k - x_{t_h}),          |.| <= eps_h (max x - min x)
 
@@ -10,9 +10,9 @@ equals the convolution it was converted from), are
 
 where x_c includes the zeros of zero padding. The bound depends on the image only through its range.
 
-Rounding: with unit roundoff u, an addition has an error of at most u times the sum, and at most its smaller term. The
-number of operations that count is therefore the number m of keys with weights above u, (2 sqrt(-log u / alpha) + 2) per
-axis, plus the operations of each score and the length of the projection's sum, here and in the convolution:
+Rounding: with unit roundoff u, the error of an addition is at most u times the sum, and at most its smaller term. The
+number of operations that matter is therefore the number m of keys with weights above u, (2 sqrt(-log u / alpha) + 2)
+per axis, plus the operations of each score and the terms of the projection's sum, here and in the convolution:
 
     rounding  =  u (m + 16 dims + 2 heads c / groups + 8) (sum_h sum_c |W_h[c, d]| max|x_c| + |b_d|).
 """
@@ -32,11 +32,11 @@ from attnconv.operators.kernels.contractions import project
 def mass_off(alpha: float, dims: int = 2) -> float:
     """Return an upper bound on the attention that a head with an integer centre assigns to keys other than its target.
 
-    The bound is 1 - S^-dims, with S = sum over integers k of exp(-alpha k^2). For large alpha it approaches
-    2 dims exp(-alpha), the limit of Lemma 2.
+    The bound is 1 - S^-dims, where S is the sum of exp(-alpha k^2) over all integers k. For large alpha it is
+    approximately 2 dims exp(-alpha), as in Lemma 2.
 
     Args:
-        alpha: Sharpness in 1 / pixel^2, positive.
+        alpha: Sharpness in 1 / position^2, positive.
         dims: Number of axes.
 
     Raises:
@@ -53,15 +53,15 @@ def mass_off(alpha: float, dims: int = 2) -> float:
 
 
 def alpha_for(mass: float, dims: int = 2) -> float:
-    """Return the smallest alpha with `mass_off(alpha, dims)` at most `mass`.
+    """Return the smallest alpha, in 1 / position^2, for which `mass_off(alpha, dims)` is at most `mass`.
 
     Args:
-        mass: Bound on the attention off the target, between 0 and 1. For a layer's output error of at most e, pass e
+        mass: Bound on the attention to other keys, above 0 and below 1. For a layer's output error of at most e, pass e
             divided by the maximum over d of ``sum_h sum_c |W_h[c, d]| (max x_c - min x_c)``.
         dims: Number of axes.
 
     Raises:
-        ValueError: `mass` is not between 0 and 1.
+        ValueError: `mass` is not above 0 and below 1.
 
     Example:
         >>> import torch
@@ -69,7 +69,7 @@ def alpha_for(mass: float, dims: int = 2) -> float:
         [6.9, 18.0]
     """
     if not 0 < mass < 1:
-        raise ValueError(bad("mass", "must be between 0 and 1", mass))
+        raise ValueError(bad("mass", "must be above 0 and below 1", mass))
     low, high = 1e-12, 2 * math.log(4 * dims / mass) + 2
     if mass_off(low, dims) <= mass:  # wider than any useful head
         return low
@@ -81,14 +81,14 @@ def alpha_for(mass: float, dims: int = 2) -> float:
 def error_bound(
     layer: SelfAttention, low: float | Float[Tensor, "c"], high: float | Float[Tensor, "c"]
 ) -> Float[Tensor, "d"]:
-    """Bound the error of a layer relative to the same layer with hard heads, per output channel, in float64.
+    """Bound the error of each output channel, relative to the same layer with hard heads, in float64.
 
-    The bound includes rounding. For a layer from `from_conv` it bounds the distance to the convolution.
+    The bound includes rounding. For a layer from `from_conv`, it bounds the difference from the convolution's output.
 
     Args:
         layer: A layer with axis-aligned Gaussian heads, such as those of `Quadratic`.
-        low: Smallest input value, one for all channels or one per channel.
-        high: Largest input value, one for all channels or one per channel.
+        low: Smallest input value, one number or one per channel.
+        high: Largest input value, one number or one per channel.
 
     Raises:
         ValueError: The heads are not axis-aligned Gaussians, or `low` exceeds `high`.
@@ -97,11 +97,11 @@ def error_bound(
     heads, off = encoding.gaussians(), encoding.mass_off()
     alpha = None if heads is None else heads.alpha
     if alpha is None or off is None:
-        requirement = "must have axis-aligned Gaussian heads, such as Quadratic"
+        requirement = "must have axis-aligned Gaussian heads, such as those of Quadratic"
         raise ValueError(bad("layer", requirement, type(encoding).__name__))
     with torch.no_grad():
         weight = merged_weight(layer).double().abs()
-        # Pass the dtype explicitly; by default torch would round Python floats, and so the bound, to float32.
+        # Pass the dtype explicitly; by default, torch would round Python floats, and thus the bound, to float32.
         least, most = (torch.as_tensor(v, dtype=weight.dtype, device=weight.device) for v in (low, high))
         least, most = least.expand(layer.in_channels), most.expand(layer.in_channels)
         if bool((least > most).any()):

@@ -1,12 +1,12 @@
 """Test of Lemma 3: which convolutions an attention layer can express with suitable value weights.
 
 Let A_q be the attention rows of query q (heads x keys) and E_q the indicators of the kernel positions (kernel
-positions x keys). A layer with matrices W_h equals the convolution with matrices W_j on every image if, at every q,
+positions x keys). A layer with matrices W_h is equivalent to the convolution with matrices W_j if, at every q,
 
     sum_h A_q[h] W_h = sum_j E_q[j] W_j,     which has a solution for every kernel if and only if     E_q = Phi A_q
 
 for all q with ONE matrix Phi (kernel positions x heads); then W_h = sum_j Phi[j, h] W_j. The paper only requires that
-row(A_q) contains row(E_q) for each q, so Phi_q may differ: necessary, but not sufficient (see `can_express`).
+the row space of A_q contains that of E_q, so that each q may have its own Phi_q: necessary, but not sufficient.
 """
 
 from collections.abc import Sequence
@@ -32,12 +32,12 @@ _TOLERANCES = {torch.float64: 1e-10, torch.float32: 1e-5, torch.float16: 2e-3, t
 @final
 @dataclass(frozen=True, eq=False)
 class Expressiveness:
-    """Result of `can_express`, for both readings of Lemma 3. Queries with all taps in the image are *inside*.
+    """Result of `can_express`. Queries are *inside* if all of their taps are in the image.
 
     Attributes:
         kernel_size: Kernel size per axis.
-        uniform: Fit of one Phi for all queries; the residual of the worst query decides.
-        uniform_inside: Fit of one Phi for the queries inside; None if there are none.
+        uniform: Fit of one Phi to all queries.
+        uniform_inside: Fit of one Phi to the queries inside; None if there are none.
         each_query: Residuals of the paper's condition, with a separate Phi_q for each query (and for each image if
             attention depends on content): the largest ||E_q - Phi_q A_q|| / ||E_q|| in each set of queries.
         tolerance: Largest residual that counts as zero.
@@ -51,7 +51,7 @@ class Expressiveness:
 
     @property
     def expresses(self) -> bool:
-        """Whether the layer can express every convolution of this size, at every query."""
+        """Whether the layer can express every convolution of this kernel size, at every query."""
         return self.uniform.worst <= self.tolerance
 
     @property
@@ -61,12 +61,12 @@ class Expressiveness:
 
     @property
     def missed(self) -> float:
-        """Relative residual that no weights can remove, at the worst query; of the queries inside, if there are any."""
+        """Largest residual that no weights can remove, over queries inside, or over all queries if none is inside."""
         return (self.uniform if self.uniform_inside is None else self.uniform_inside).worst
 
     @property
     def expresses_each_query(self) -> bool:
-        """Whether the paper's condition holds: the weights may then differ between queries."""
+        """Whether the paper's condition holds, which allows different weights for each query."""
         return self.each_query.everywhere <= self.tolerance
 
 
@@ -76,11 +76,11 @@ class Factorisation:
     """Factorisation E_q = Phi A_q for one query, as in Figure 11 of the paper.
 
     Attributes:
-        indicators: E_q, kernel positions x keys. Each row has a single 1, or only zeros where the tap reads padding.
+        indicators: E_q, kernel positions x keys. Each row has a single 1, or only zeros if the tap reads zero padding.
         phi: Phi, kernel positions x heads.
         rows: A_q, heads x keys.
         shifts: Shift (key minus query) of each kernel position, row-major.
-        query: Index of the query per axis.
+        query: Index of the query along each axis, from 0.
         sizes: Number of keys per axis; keys are row-major.
     """
 
@@ -93,7 +93,7 @@ class Factorisation:
 
     @property
     def residual(self) -> float:
-        """||E_q - Phi A_q|| / ||E_q||; infinite if only E_q is zero."""
+        """Relative residual ||E_q - Phi A_q|| / ||E_q||; if E_q is zero, 0 if Phi A_q is too, otherwise infinite."""
         return float(residual(self.rows.mT, self.indicators.mT, self.phi))
 
 
@@ -114,34 +114,34 @@ def can_express(
         E_q = Phi A_q   for all queries q, and for all images if attention depends on content
 
     The result is valid for images of the given size and for unrestricted weights W_h: merged weights, or factored ones
-    with D_h of at least the number of output channels. The cost is one QR decomposition of an
+    in which D_h is at least the number of output channels. The cost is one QR decomposition of an
     m x (heads + kernel positions) matrix per query, in float64, so use an image not much larger than the kernel.
 
     Args:
-        attention: A layer, or attention probabilities from any library: (h, n, m), or (b, h, n, m) if they depend on
-            the image, with row-major queries and keys and without class tokens.
+        attention: A layer, or attention rows (probabilities) from any library: (h, n, m), or (b, h, n, m) if they
+            depend on the image, with row-major queries and keys and without class tokens.
         kernel_size: Kernel size, one number or one per axis.
         x: Images; only with a layer. Required if attention depends on content, otherwise only their size is used.
         sizes: Image size per axis; required with attention rows, and an alternative to x for a position-only layer.
         dilation: Dilation of the kernel, one number or one per axis.
-        stride: Distance between queries. None is the stride of the layer, or 1 with attention rows.
+        stride: Distance between queries, in positions; None for the stride of the layer, or 1 with attention rows.
         padding: Position of the kernel: tap j has the shift dilation * j - padding, with the opposite sign in a
-            transposed layer. Numbers as in `Grid`, or `valid` for 0, or `same` for dilation * (kernel_size - 1) // 2 as
-            in PyTorch, which centres odd kernels and gives even ones one more tap after the query than before it. With
-            a transposed layer, `same` is the padding of the layer. Attention rows must have ceil(size / stride) queries
-            per axis for `same`, otherwise as many as the convolution has outputs.
+            transposed layer. Numbers as in `Grid.make`; `valid` for 0; or `same` as in PyTorch, for
+            dilation * (kernel_size - 1) // 2, which centres the kernel on the query (an even extent reaches one
+            position further after it). With a transposed layer, `same` is the padding of the layer. Attention rows must
+            have ceil(size / stride) queries per axis for `same`, otherwise as many as the convolution has outputs.
         padding_mode: Values that taps read outside the image: `zeros`, `replicate`, `reflect` or `circular`.
-        tolerance: Relative residual up to which a convolution counts as expressed. None chooses it by the dtype of the
-            rows: 1e-10 for float64, 1e-5 for float32, 2e-3 for float16 and 2e-2 for bfloat16. Rounding of the rows
+        tolerance: Relative residual up to which a convolution counts as expressed. The default depends on the dtype of
+            the rows: 1e-10 for float64, 1e-5 for float32, 2e-3 for float16 and 2e-2 for bfloat16. Rounding of the rows
             causes a residual of a few eps, multiplied by the norm of Phi if heads are similar.
 
     Raises:
         TypeError: `attention` is neither a layer nor a floating-point tensor.
         ValueError: The image size is missing, given twice, or does not match the rows; attention depends on content and
-            `x` is missing; rows are not finite; an option is out of range; or `stride` is not that of the layer.
+            `x` is missing; rows are not finite; an argument is out of range; or `stride` is not that of the layer.
 
     Example:
-        >>> one_pixel_each = torch.eye(2)[:, None].expand(2, 2, 2)  # head h attends to pixel h for every query
+        >>> one_pixel_each = torch.eye(2)[:, None].expand(2, 2, 2)  # head h attends to key h for every query
         >>> answer = can_express(one_pixel_each, kernel_size=1, sizes=(2,))
         >>> answer.expresses_each_query, answer.expresses
         (True, False)
@@ -169,9 +169,9 @@ def factorise(
 ) -> Factorisation:
     """Return the matrices of E_q = Phi A_q for one query, as in Figure 11; draw them with `draw_factorisation`.
 
-    `query` is the index of the query per axis, such as (row, column). `phi` is a fitted matrix, such as
-    `can_express(...).uniform.phi`, or None for the best Phi_q of this query. The other arguments are those of
-    `can_express`; only the first of several images is used.
+    `query` is the index of the query along each axis, from 0, such as (row, column). `phi` is a fitted matrix, such as
+    `can_express(...).uniform.phi`; None for the best Phi_q of this query. The other arguments are those of
+    `can_express`; if there are several images, only the first is used.
 
     Raises:
         TypeError, ValueError: As in `can_express`; or `query` is outside the grid, or `phi` has the wrong shape.
@@ -186,7 +186,7 @@ def factorise(
         grid, shape = spans.operator.grid, (len(spans.shifts), spans.heads)
         place = tuple(query) if isinstance(query, Sequence) else (query,)  # type: ignore[redundant-expr]
         if len(place) != grid.dims or any(not 0 <= i < n for i, n in zip(place, grid.query_sizes, strict=True)):
-            raise ValueError(bad("query", f"must be an index into the grid of {grid.query_sizes} queries", place))
+            raise ValueError(bad("query", f"must be one index per axis of the query grid {grid.query_sizes}", place))
         flat = torch.arange(grid.query_count, device=spans.operator.device).reshape(grid.query_sizes)[place]
         rows, seen = (part[0, 0] for part in spans.of(flat[None]))
         phi = spans.solve(rows, seen)[0] if phi is None else phi.to(rows)
@@ -218,7 +218,7 @@ def _laid_over(
         grid = Grid.make(image, stride=1 if stride is None else stride, padding=pads, window=window)
         expected, rows = (grid.query_count, grid.key_count), cast("Tensor", attention).detach()
         if rows.dim() not in (3, 4) or rows.shape[-2:] != expected or 0 in rows.shape:
-            rule = f"must end in {expected}, for {grid.query_sizes} queries and an image of {grid.sizes}, after heads"
+            rule = f"must have shape ([batch,] heads, {expected[0]}, {expected[1]}) for images of size {grid.sizes}"
             fix = "Remove the rows and columns of class tokens."
             raise ValueError(bad("attention", rule, f"shape {tuple(rows.shape)}", fix))
         operator: AttentionOperator = Dense(grid, rows[None] if rows.dim() == 3 else rows)
@@ -235,10 +235,10 @@ def _sizes_of_rows(attention: object, x: Tensor | None, sizes: Sequence[int] | N
         raise TypeError(bad("attention", "must be a SelfAttention layer or a tensor of attention rows", got))
     if attention.dtype not in _TOLERANCES:
         got, fix = str(attention.dtype), "Convert with rows.double()."
-        raise TypeError(bad("attention", "must have a floating dtype", got, fix))
+        raise TypeError(bad("attention", "must have a floating-point dtype", got, fix))
     if x is not None:
         raise ValueError(bad("x", "must be None with attention rows", f"shape {tuple(x.shape)}", "Pass only sizes."))
     if sizes is None:
-        raise ValueError(bad("sizes", "must be the image size per axis for attention rows", None))
+        raise ValueError(bad("sizes", "must be given with attention rows", None, "Pass the image size per axis."))
     dims = len(sizes) if isinstance(sizes, Sequence) else 1  # type: ignore[redundant-expr]
     return per_axis("sizes", sizes, dims, least=1)

@@ -1,8 +1,8 @@
 """Least-squares fit of Lemma 3: the combination Phi of heads that best approximates each kernel position.
 
 Phi is the minimum-norm minimiser of sum_q ||E_q - Phi A_q||^2, with the attention rows A_q (heads x keys) and the
-indicators E_q of the kernel positions of query q. The [A_q^T | E_q^T] are reduced to triangular QR factors, block by
-block, so nothing of size n x m is stored and no Gram matrix squares the condition number. For white input
+indicators E_q of the kernel positions of query q. Matrices [A_q^T | E_q^T] are reduced to triangular QR factors, block
+by block, so nothing of size n x m is stored and no Gram matrix squares the condition number. For white-noise input,
 
     W_h = sum_j Phi[j, h] W_j   minimises   sum_q || sum_j E_q[j] W_j - sum_h A_q[h] W_h ||^2
 """
@@ -28,15 +28,15 @@ Shifts: TypeAlias = Sequence[Sequence[int]]
 
 _BLOCK = 2**22  # elements of [A^T | E^T] in memory at once
 _ROUNDING = 2.0**-48  # rounding error of the decompositions, 16 eps of float64
-_FARTHEST = 32  # maximum number of positions beyond the taps, however wide the heads
+_FARTHEST = 32  # maximum number of positions beyond the taps, even if heads are wider
 
 
 @final
 @dataclass(frozen=True)
 class Residuals:
-    """Relative residual over three sets of queries: 0 for an exact match, 1 if nothing matches.
+    """Relative residuals over three sets of queries: 0 for an exact match, 1 for an approximation by zero.
 
-    If all taps of a set read zeros from padding, its residual is 0 if attention is 0 as well, otherwise infinite.
+    If all taps of a set of queries read padding zeros, its residual is 0 if attention is 0 too, otherwise infinite.
 
     Attributes:
         inside: Residual over the queries with all of their taps in the image; None if there are none.
@@ -77,15 +77,15 @@ def imitate(
 ) -> SelfAttention:
     """Return a copy of a layer with the weights and bias that best imitate a convolution, for fixed attention.
 
-    The weights minimise the squared error for white input on images of the given size. They are exact if `can_express`
-    finds that the layer expresses the kernel. Measure the error with `imitation_error(copy, conv, sizes=...)`.
+    The weights minimise the squared error for white-noise images of the given size. They are exact if the layer can
+    express every kernel of this size (see `can_express`). Measure the error with `imitation_error`.
 
     Args:
         layer: A layer with merged weights and the convolution's channels, stride and output size, and with a bias if
             the convolution has one.
         conv: nn.Conv1d, nn.Conv2d or nn.Conv3d (their transposed counterparts for a transposed layer) with any padding,
             padding mode and dilation, and with as many groups as the layer, or any number if the layer has one group.
-        x: Images, equally weighted. Required if attention depends on content, otherwise only their size is used.
+        x: Images, all weighted equally. Required if attention depends on content, otherwise only their size is used.
         sizes: Image size per axis; an alternative to x if attention depends on positions only.
         where: Queries to fit: `all`, or only those `inside`, with all taps in the image. Use `inside` for weights that
             will be applied to larger images.
@@ -104,16 +104,15 @@ def imitate(
     if where not in ("all", "inside"):
         raise ValueError(bad("where", "must be 'all' or 'inside'", repr(where)))
     if layer.weight is None:
-        fix = "Create the layer without head_channels."
-        raise ValueError(bad("layer", "must have merged weights", "factored weights", fix))
+        raise ValueError(bad("layer", "must have merged weights", "factored weights", "Omit head_channels."))
     with torch.no_grad():
         spans = _beside(layer, conv, x, sizes)
         if conv.bias is not None and layer.bias is None:
-            raise ValueError(bad("layer", "must have a bias like the convolution", None, "Create it with bias=True."))
+            raise ValueError(bad("layer", "must have a bias if conv has one", None, "Create it with bias=True."))
         everywhere, within, _ = spans.fit()
         best = everywhere if where == "all" else within
         if best is None:
-            got = f"'inside' for an image of {spans.operator.grid.sizes}"
+            got = f"'inside' for images of size {spans.operator.grid.sizes}"
             raise ValueError(bad("where", "must be 'all' if no query has all of its taps in the image", got))
         made = copy.deepcopy(layer)
         weight = torch.einsum("jh,jid->hid", best.phi, head_weights(conv, layer.groups).to(best.phi))
@@ -130,12 +129,12 @@ def imitation_error(
     x: Float[Tensor, "b c *sizes"] | None = None,
     sizes: Sequence[int] | None = None,
 ) -> Residuals:
-    """Compute the root-mean-square error of a layer for white input, relative to a convolution's output.
+    """Compute the root-mean-square error of a layer for white-noise input, relative to a convolution's output.
 
         sqrt( sum_q || sum_h A_q[h] W_h - sum_j E_q[j] W_j ||^2 / sum_q || sum_j E_q[j] W_j ||^2 )
 
-    Biases are ignored. `imitate` minimises this error and documents the arguments; here the layer may also have
-    factored weights. (`conversion_error` is relative to the output of the layer.)
+    Biases are ignored. `imitate` minimises this error and documents the arguments; here, the layer may also have
+    factored weights. (`conversion_error` is relative to the layer's output.)
 
     Raises:
         TypeError: `conv` is not a convolution.
@@ -153,8 +152,7 @@ def imitation_error(
 def nearest_weights(layer: SelfAttention, conv: Convolution) -> Float[Tensor, "h i d"]:
     """Return the best weights away from the border, W_h = sum_j Phi[j, h] W_j, for `Quadratic` heads.
 
-    Away from the border all queries have the same Phi, which is a small least-squares problem over shifts. The layer
-    must have the convolution's geometry.
+    All these queries have the same Phi, which solves a small least-squares problem. The two geometries must match.
     """
     shifts = taps(conv)
     blunt = float(layer.encoding.get_parameter("spread").double().square().min()) / 2
@@ -175,7 +173,7 @@ def nearest_weights(layer: SelfAttention, conv: Convolution) -> Float[Tensor, "h
 def compare_outputs(
     layer: SelfAttention, conv: Convolution, x: Tensor | None, sizes: Sequence[int] | None
 ) -> tuple[Residuals, Residuals]:
-    """Compute the error for white input, relative to the outputs of the layer and to those of the convolution."""
+    """Compute the error for white-noise input, relative to the layer's outputs and to the convolution's outputs."""
     with torch.no_grad():
         spans = _beside(layer, conv, x, sizes)
         weights = (merged_weight(layer), head_weights(conv, layer.groups))
@@ -194,7 +192,7 @@ class Spans:
         inside: Mask of the queries with all of their taps between the first and last key of each axis, (n,).
         dtype: Dtype in which the rows are computed.
         cut: Relative cutoff below which singular values of rows count as zero, because rounding can cause them:
-            relative errors of eps are a matrix of norm at most eps ||A||_F <= eps sqrt(h) times the largest value.
+            relative errors of eps form a matrix of norm at most eps ||A||_F <= eps sqrt(h) times the largest one.
     """
 
     def __init__(self, operator: AttentionOperator, shifts: Shifts, padding_mode: str) -> None:
@@ -214,7 +212,7 @@ class Spans:
             self.inside = (self.inside[:, None] & held).flatten()
 
     def keys(self, queries: Int[Tensor, "r"]) -> Int[Tensor, "r j"]:
-        """Return the flat, row-major index of the key under each tap; -1 where the tap reads a padding zero."""
+        """Return the flat, row-major index of the key under each tap; -1 if the tap reads zero padding."""
         keys = torch.zeros((len(queries), len(self.shifts)), dtype=torch.long, device=queries.device)
         shown = torch.ones_like(keys, dtype=torch.bool)
         for axis, index, along in zip(self._axes, self.operator.grid.unravel(queries), self._along, strict=True):
@@ -223,7 +221,7 @@ class Spans:
         return torch.where(shown, keys, -1)
 
     def of(self, queries: Int[Tensor, "r"]) -> tuple[Float[Tensor, "b r m h"], Float[Tensor, "b r m j"]]:
-        """Return A_q^T and E_q^T; a column of E_q^T is 1 at the key under its tap, or zero if the tap reads padding."""
+        """Return A_q^T and E_q^T, whose columns are 1 at the key under a tap, or all zero if it reads zero padding."""
         rows = self.operator.rows(queries).double().permute(0, 2, 3, 1)
         if not bool(torch.isfinite(rows).all()):
             raise ValueError(bad("attention", "must have finite rows", "NaN or infinite probabilities"))
@@ -294,7 +292,7 @@ def residual(
 
 
 def ratio(apart: Float[Tensor, "*lead"], whole: Float[Tensor, "*lead"]) -> Float[Tensor, "*lead"]:
-    """Compute apart / whole, with 0 where both are zero and infinity where only `whole` is."""
+    """Compute apart / whole; 0 if both are zero, infinite if only `whole` is."""
     return torch.where((whole > 0) | (apart == 0), apart / torch.where(whole > 0, whole, 1), math.inf)
 
 
@@ -316,28 +314,28 @@ def layer_operator(
     sizes = per_axis("sizes", sizes, layer.dims, least=1)
     operator = layer.operator(next(layer.parameters()).new_zeros(2, layer.in_channels, *sizes))
     if operator.batch > 1:  # the rows differ between the two images
-        got = f"none for {type(layer.encoding).__name__}"
+        got = f"None for {type(layer.encoding).__name__}"
         raise ValueError(bad("x", "must be given if attention depends on content", got, "Pass images as x."))
     return operator
 
 
 def _beside(layer: SelfAttention, conv: Convolution, x: Tensor | None, sizes: Sequence[int] | None) -> Spans:
-    """Return the layer's rows and the convolution's taps, after checking that the two have matching geometry."""
+    """Return the layer's rows and the convolution's taps, after checking that their geometries match."""
     check_convolution(conv)
     if conv.transposed != layer.transposed or len(conv.kernel_size) != layer.dims:
         expected = f"{'ConvTranspose' if layer.transposed else 'Conv'}{layer.dims}d"
         raise ValueError(bad("conv", f"must be an nn.{expected} to match the layer", type(conv).__name__))
     ours, theirs = ((m.in_channels, m.out_channels) for m in (layer, conv))
     if ours != theirs:
-        raise ValueError(bad("conv", f"must have the layer's channels {ours}", theirs))
+        raise ValueError(bad("conv", f"must have the layer's input and output channels {ours}", theirs))
     if tuple(conv.stride) != layer.stride:
         raise ValueError(bad("conv", f"must have the layer's stride {layer.stride}", tuple(conv.stride)))
     if layer.groups not in (1, conv.groups):
-        raise ValueError(bad("conv", f"must have the layer's {layer.groups} groups", conv.groups))
+        raise ValueError(bad("conv", f"must have the layer's number of groups ({layer.groups})", conv.groups))
     operator = layer_operator(layer, x, sizes)
     grid = operator.grid
     outputs = convolution_grid(conv, grid.sizes).query_sizes
     if outputs != grid.query_sizes:
-        requirement = f"must have outputs of the layer's size {grid.query_sizes} for an image of {grid.sizes}"
+        requirement = f"must have the layer's output size {grid.query_sizes} for images of size {grid.sizes}"
         raise ValueError(bad("conv", requirement, outputs))
     return Spans(operator, taps(conv), conv.padding_mode)

@@ -31,7 +31,7 @@ def environment(command: Sequence[str], device: torch.device) -> dict[str, Any]:
 
 def source_commit(folder: Path) -> str | None:
     """Return the commit of a folder of sources, with "+" if it has uncommitted changes; None outside a checkout."""
-    tracked = _git(folder, "ls-files", "--error-unmatch", "__init__.py")  # fails in the checkout of another project
+    tracked = _git(folder, "ls-files", "--error-unmatch", "__init__.py")  # fails in the checkout of a different project
     commit = None if tracked is None else _git(folder, "rev-parse", "HEAD")
     return commit and commit + ("+" if _git(folder, "status", "--porcelain", "--", ".") else "")
 

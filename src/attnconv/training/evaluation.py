@@ -62,11 +62,11 @@ def evaluate(
     precision: PrecisionName = "32",
     device: torch.device | str = "cpu",
 ) -> Metrics:
-    """Evaluate a model on a set of images. The model is moved to the device and remains in evaluation mode.
+    """Evaluate a model on images. It is moved to `device`, cast to the dtype of `precision`, and left in eval mode.
 
     Args:
         model: Module from normalised images (b, c, height, width) to logits (b, classes).
-        images: At least one image.
+        images: Images to evaluate on, at least one.
         mean: Mean of each channel in the training set, for images in [0, 1].
         std: Standard deviation of each channel.
         batch_size: Images per batch, at least 1.
@@ -83,7 +83,7 @@ def evaluate(
         3
     """
     if images.channels != len(mean):
-        raise ValueError(bad("images", f"must have the model's {len(mean)} channels", images.channels))
+        raise ValueError(bad("images", f"must have {len(mean)} channels, like `mean`", images.channels))
     device = torch.device(device)
     model.to(device=device, dtype=dtype_of(precision))
     largest = int(images.labels.max()) if len(images) else 0
@@ -102,7 +102,7 @@ def tally_batches(
     device: torch.device,
     largest: int = 0,
 ) -> Float[Tensor, " 3"]:
-    """Sum the tallies of all batches for a model that is on the device, without synchronisation.
+    """Sum the tallies of all batches for a model on the device, without synchronising with the device.
 
     `largest` is the largest label, which must be a class of the model.
     """
@@ -142,10 +142,10 @@ def device_of(accelerator: AcceleratorName) -> torch.device:
 
 
 def dtype_of(precision: PrecisionName) -> torch.dtype:
-    """Return the dtype of the parameters and images."""
+    """Return the dtype of parameters and images for a precision."""
     return torch.float64 if precision == "64" else torch.float32
 
 
 def autocast(precision: PrecisionName, device: torch.device) -> AbstractContextManager[object]:
-    """Return the context manager for the forward pass in a precision."""
+    """Return the context manager for a forward pass with a precision."""
     return torch.autocast(device.type, torch.bfloat16) if precision == "bf16" else nullcontext()

@@ -58,10 +58,10 @@ def fit(
     Raises:
         SettingsError: Settings are invalid. The message lists all of them, and nothing has been written.
         ValueError: Another process is writing to the folder, the folder contains other files, its training state is
-            damaged or belongs to another run, or the initial weights do not fit the model.
-        OSError: The data set is missing, or the folder is not writable. Existing files remain valid.
+            damaged or belongs to a different run, the data set is missing, or the initial weights do not fit the model.
+        OSError: A file to resume or start from is missing, or the folder is not writable. Existing files remain valid.
         DivergedError: The loss is no longer finite. The last valid checkpoint is kept.
-        KeyboardInterrupt: The run was interrupted by Ctrl-C. The last complete epoch is kept.
+        KeyboardInterrupt: The run was interrupted by Ctrl-C. The last checkpoint is kept.
     """
     if wrong := problems(settings) or machine_problems(settings):
         raise SettingsError(wrong)
@@ -105,7 +105,7 @@ def _fit(
             if world_size() > 1:
                 torch.distributed.barrier()
     except KeyboardInterrupt as stop:
-        kept = f"Stopped. The last complete epoch is kept in {folder.path}; resume=True continues the run."
+        kept = f"Stopped. The last checkpoint is kept in {folder.path}; resume=True continues the run."
         raise type(stop)(kept) from None
 
 
@@ -153,7 +153,7 @@ def _measure(
 def _summary(result: Mapping[str, Any]) -> str:
     """Summarise the result in one line, for the test set or, if it is empty, for the validation set."""
     split = "test" if "test" in result["last"] else "validation"
-    words = {"last": "after the last epoch", "best": "after the epoch selected by validation"}
+    words = {"last": "after the last epoch", "best": "after the epoch selected on the validation set"}
     found = [(result[name], text) for name, text in words.items() if split in result.get(name, {})]
     parts = [f"{weights[split]['accuracy']:.2%} {text} ({weights['epoch']})" for weights, text in found]
     return f"{split} accuracy: " + (", ".join(parts) or "no images to evaluate")
@@ -162,8 +162,8 @@ def _summary(result: Mapping[str, Any]) -> str:
 def first_model(folder: RunFolder, settings: RunSettings) -> nn.Module:
     """Build the model with its initial weights, and seed torch's global generator for the training.
 
-    Random initial weights are a function of the seed and the settings and need not be stored. Given initial weights are
-    loaded from the run folder.
+    Random initial weights are a function of the seed and the settings and need not be stored. Weights passed as
+    `start_from` are loaded from the run folder.
     """
     torch.manual_seed(settings.train.seed)
     model = build(settings.model)
@@ -175,7 +175,7 @@ def first_model(folder: RunFolder, settings: RunSettings) -> nn.Module:
 def starting_model(run: RunFolder) -> nn.Module:
     """Build the initial model of a run, without changing the state of torch's generator.
 
-    Raises `ValueError` if this version initialises other weights from the seed than those recorded in `heads.jsonl`.
+    Raises `ValueError` if the initial centres differ from those recorded in `heads.jsonl` by a different version.
     """
     with torch.random.fork_rng(devices=[]):
         model = first_model(run, run.settings())
@@ -184,5 +184,5 @@ def starting_model(run: RunFolder) -> nn.Module:
     for now, then in zip(made, recorded, strict=False):  # the record may be empty
         if not torch.allclose(torch.tensor(now), torch.tensor(then), atol=1e-5):
             fix = "Use the version of attnconv that wrote the run."
-            raise ValueError(bad("run", "must have the initial centres of heads.jsonl", f"others for {run.path}", fix))
+            raise ValueError(bad("run", "must reproduce the centres in heads.jsonl", f"others for {run.path}", fix))
     return model.eval()

@@ -83,7 +83,7 @@ class TrainingLoop:
         accumulate, clip = self.settings.train.accumulate, self.settings.optim.clip
         self._optimiser.zero_grad()
         for part, batch in enumerate(batches):
-            last = part + 1 == accumulate  # gradients are averaged once
+            last = part + 1 == accumulate  # gradients are averaged over the processes once
             with nullcontext() if last or self._parallel is None else self._parallel.no_sync():
                 loss = self._loss(batch.to(self.device), self.step % self.steps_per_epoch * accumulate + part)
                 (loss / accumulate).backward()
@@ -151,7 +151,7 @@ def numerics(device: torch.device) -> Iterator[None]:
     """Use deterministic algorithms on the CPU, and the fastest convolutions on a GPU; enable flushing of denormals.
 
     Peaked attention produces denormal numbers, with which CPUs are up to fourteen times slower. They are flushed to
-    zero in this thread and in threads that it starts, also after the block.
+    zero in this thread and in threads that it starts, even after the block.
     """
     torch.set_flush_denormal(True)
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()

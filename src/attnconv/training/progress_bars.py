@@ -31,15 +31,15 @@ class TrainingProgress:
         self._bar.start()
 
     def step(self, step: int, epoch: int) -> None:
-        """Show the number of optimiser steps and the number of the current epoch, counted from 1."""
+        """Show the number of optimiser steps and the number of the current epoch, from 1."""
         self._bar.update(self._task, completed=step, description=f"epoch {epoch}/{self._epochs}")
 
     def epoch(self, lines: Sequence[MetricsLine]) -> None:
-        news = " · ".join(f"{line['split']} {line['accuracy']:.1%}" for line in lines)
+        news = "accuracy: " + ", ".join(f"{line['split']} {line['accuracy']:.1%}" for line in lines)
         self._bar.update(self._task, news=news)
         if self._bar.disable:
             first, width = lines[0], len(str(self._epochs))
-            about = f"loss {first['loss']:.4f}   rate {first['lr']:.2g}   {first['seconds']:.0f} s"
+            about = f"loss {first['loss']:.4f}   learning rate {first['lr']:.2g}   {first['seconds']:.0f} s elapsed"
             self.say(f"epoch {first['epoch']:>{width}}/{self._epochs}   {news}   {about}")
 
     def say(self, text: str) -> None:
@@ -53,7 +53,7 @@ class TrainingProgress:
 
 @contextmanager
 def downloading(*, shown: bool = True) -> Iterator[Callable[[int, int], None]]:
-    """Show the progress of a possible download; yields a callback `(bytes received, total bytes)`."""
+    """Show the progress of a download, if there is one; yield a callback `(bytes received, total bytes)`."""
     console = Console(stderr=True, quiet=not shown)
     columns = ("downloading", bars.BarColumn(), bars.DownloadColumn(), bars.TimeRemainingColumn())
     tenths = -1
@@ -81,6 +81,6 @@ def working(text: str) -> Iterator[None]:
 
 
 def tracked(items: Iterable[T], text: str, total: int) -> Iterator[T]:
-    """Yield the items, and show a bar on a terminal and nothing elsewhere."""
+    """Yield the items while showing a progress bar on a terminal, and nothing elsewhere."""
     console = Console(stderr=True)
     yield from bars.track(items, text, total, console=console, transient=True, disable=not console.is_terminal)

@@ -1,7 +1,7 @@
 """Training recipes of the presets. This module does not import torch.
 
 `paper`: the paper's hyperparameters, which are the defaults of the settings.
-`modern`: for the small presets, which train in an hour or less on two CPU cores.
+`modern`: a recipe for the small presets, which train in an hour or less on two CPU cores.
 """
 
 from dataclasses import replace

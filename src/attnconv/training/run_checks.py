@@ -22,7 +22,7 @@ from attnconv.training.settings import AcceleratorName, RunSettings
 
 # Settings that do not affect what a run computes; the preset is only a label.
 _FREE = ("preset", "data.root", "data.download", "train.checkpoint_every")
-_NEW_RUN = "Restore the value, or start a new run in another folder."
+_NEW_RUN = "Restore the value, or start a new run in a different folder."
 
 
 def machine_problems(settings: RunSettings) -> list[Problem]:
@@ -32,7 +32,7 @@ def machine_problems(settings: RunSettings) -> list[Problem]:
     parts = world_size() * train.accumulate
     if train.batch_size % parts:
         fix = f"Pass train.batch_size={math.ceil(train.batch_size / parts) * parts}."
-        requirement = f"must be a multiple of {parts} (processes x accumulate)"
+        requirement = f"must be a multiple of {parts} (number of processes x train.accumulate)"
         found.append(Problem("train.batch_size", requirement, str(train.batch_size), fix))
     device, gpus = device_of(train.accelerator), torch.cuda.device_count()
     if device.type == "mps" and train.precision == "64":
@@ -46,7 +46,7 @@ def machine_problems(settings: RunSettings) -> list[Problem]:
 
 
 def missing_accelerator(name: AcceleratorName) -> list[Problem]:
-    """Return the problem of an unavailable accelerator in a list, which is otherwise empty."""
+    """Return a list with one problem if an accelerator is not available, and an empty list otherwise."""
     here = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
     if here.get(name, True):
         return []
@@ -89,7 +89,7 @@ def check_folder(folder: RunFolder, settings: RunSettings, *, resume: bool) -> N
     path = folder.path
     if not resume and not folder.is_empty():
         contents = "a run" if folder.exists() else "other files"
-        fix = "Pass resume=True to resume it, or another folder." if folder.exists() else "Pass another folder."
+        fix = "Pass a different folder, or resume=True to resume it." if folder.exists() else "Pass a different folder."
         raise ValueError(bad("run_dir", "must be new or empty", f"{path}, which contains {contents}", fix))
     if resume and not folder.exists() and (foreign := folder.foreign_files()):
         name = foreign[0].relative_to(path)
@@ -100,7 +100,7 @@ def check_folder(folder: RunFolder, settings: RunSettings, *, resume: bool) -> N
 
 
 def _reject_changes(folder: RunFolder, before: RunSettings, now: RunSettings, *, origin: str) -> None:
-    fixes = {"train.epochs": f"To train the model further, start another run with start_from={str(folder.path)!r}."}
+    fixes = {"train.epochs": f"To train the model further, start a new run with start_from={str(folder.path)!r}."}
     changed = [
         Problem(name, f"must remain {old!r} when a run is resumed", repr(new), fixes.get(name, _NEW_RUN), origin)
         for name, old, new in differences(before, now)
@@ -110,8 +110,8 @@ def _reject_changes(folder: RunFolder, before: RunSettings, now: RunSettings, *,
 
 
 def _check_state(folder: RunFolder, settings: RunSettings) -> None:
-    """Raise an error if the training state is missing, or belongs to another run or to other settings."""
-    file, fix = folder.state_file, "Restore the file, or start a new run in another folder."
+    """Raise an error if the training state is missing, or belongs to a different run or different settings."""
+    file, fix = folder.state_file, "Restore the file, or start a new run in a different folder."
     if not file.is_file():
         if folder.result() is not None or not folder.checkpoints.is_dir():
             where = f"the run in {folder.path}"
@@ -120,14 +120,14 @@ def _check_state(folder: RunFolder, settings: RunSettings) -> None:
     state = read_state(file)
     run = state.get("run")
     if not isinstance(run, Mapping) or not isinstance(run.get("settings"), Mapping):
-        raise ValueError(bad("state", "must contain its run's settings", repr(run), fix, origin=str(file)))
+        raise ValueError(bad("state", "must contain the settings of its run", repr(run), fix, origin=str(file)))
     before = read(RunSettings, run["settings"], origin=f"from {file}")
     _reject_changes(folder, before, settings, origin=f"state {file}")
     if run.get("name") != folder.record().get("run"):
         raise ValueError(bad("state", f"must belong to the run in {folder.path}", "another run", fix, origin=str(file)))
     if "model" not in state:
         fix = "Resume the run with the version of attnconv that wrote it."
-        raise ValueError(bad("state", "must be of this version", "an earlier version", fix, origin=str(file)))
+        raise ValueError(bad("state", "must be written by this version", "an older state", fix, origin=str(file)))
 
 
 def check_start(folder: RunFolder, settings: RunSettings, start_from: str | Path | None) -> None:

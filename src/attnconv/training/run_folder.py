@@ -6,12 +6,12 @@
     checkpoints/      last.safetensors, best.safetensors (weights of the epoch with the highest validation accuracy, the
                       latest in case of a tie), state.ckpt (the training state, for resuming), and start.safetensors
                       (the initial weights, if they were given)
-    result.json       metrics of the last epoch, of the epoch selected by validation (`best`), and of given initial
-                      weights (`start`)
+    result.json       metrics of the last epoch, of the epoch with the highest validation accuracy (`best`), and of
+                      given initial weights (`start`)
     report/           figures and tables, written by `attnconv report`
-    .writer           lock and identifier of the process that writes to the folder; a killed process leaves the file
+    .writer           lock and identifier of the process that writes to the folder; it remains if the process is killed
 
-Epochs are numbers of completed epochs: epoch 1 is the end of the first epoch.
+Epochs are numbers of completed epochs: epoch 1 is the state after the first epoch.
 """
 
 import json
@@ -38,7 +38,7 @@ _DRAWN = ("report/index.html", "report/figures/figure-*.png", "report/figures/fi
 
 
 class MetricsLine(TypedDict):
-    """One line of `metrics.jsonl`. `lr` is the rate of the epoch's last step, `seconds` the training time so far."""
+    """One line of `metrics.jsonl`: `lr` is the last learning rate, `seconds` the training time so far."""
 
     step: int
     epoch: int
@@ -50,7 +50,7 @@ class MetricsLine(TypedDict):
 
 
 class LayerHeads(TypedDict):
-    """Heads of one layer: name, centres (heads, axes) and covariances (heads, axes, axes), in positions."""
+    """Heads of one layer: name, centres (heads, axes) in positions, covariances (heads, axes, axes) in positions^2."""
 
     name: str
     centres: list[list[float]]
@@ -92,7 +92,7 @@ class RunFolder:
     def record(self) -> dict[str, Any]:
         """Read `settings.json`; raise `ValueError` if the folder contains no run or the file is invalid."""
         if not self.exists():
-            fix = "Pass a folder of `attnconv train`, such as runs/quadratic-digits."
+            fix = "Pass a run folder of `attnconv train`, such as runs/quadratic-digits."
             raise ValueError(bad("run", "must be a folder that contains settings.json", str(self.path), fix))
         record = _read_map(self.settings_file)
         if record.get("format") != FORMAT:
@@ -104,7 +104,7 @@ class RunFolder:
         """Read the run's settings; raise `ValueError` if the folder contains no run or the settings are invalid."""
         values = self.record().get("settings")
         if not isinstance(values, Mapping):
-            raise ValueError(bad(f"{self.settings_file}: settings", "must be groups of settings", repr(values)))
+            raise ValueError(bad(f"{self.settings_file}: settings", "must map group names to settings", repr(values)))
         settings: RunSettings = read(RunSettings, values, origin=f"from {self.settings_file}")
         return settings
 
@@ -139,7 +139,7 @@ class RunFolder:
 
     @staticmethod
     def holding(path: Path) -> "RunFolder | None":
-        """Return the run of a path to its folder, to a file in it or to a checkpoint; None if there is no run."""
+        """Return the run that contains a path: its folder, a file in it, or a checkpoint; None if there is no run."""
         folders = (RunFolder(folder) for folder in (path, path.parent, path.parent.parent))
         return next((folder for folder in folders if path.exists() and folder.exists()), None)
 
@@ -148,7 +148,7 @@ class RunFolder:
         return not self.path.exists() or all(path == self.lock_file for path in self.path.iterdir())
 
     def foreign_files(self) -> list[Path]:
-        """List files that no run creates or, without settings.json, that no run killed before writing it creates."""
+        """List files that do not belong to the run; without settings.json, only earlier files belong to it."""
         own = {self.lock_file, self.start_weights, *self.path.rglob(PARTIAL)}
         if self.exists():
             own |= set(vars(self).values()) - {self.checkpoints, self.report}
@@ -158,7 +158,7 @@ class RunFolder:
 
 
 def choose_epochs(epochs: Sequence[int], count: int) -> list[int]:
-    """Select at most `count` epochs in geometric steps, since heads move most at the start; 1 selects the last."""
+    """Select at most `count` epochs (if 1, the last) in geometric steps, since heads move most at the start."""
     if len(epochs) <= count:
         return list(epochs)
     places = [len(epochs) - 1] if count == 1 else [0]
@@ -171,7 +171,7 @@ def choose_epochs(epochs: Sequence[int], count: int) -> list[int]:
 def writing(folder: RunFolder) -> Iterator[None]:
     """Lock a run folder for writing; create it if it is missing, and remove it on exit if it is empty.
 
-    Raises `ValueError` if another process writes to the folder. With torchrun, only the first process locks the folder.
+    Raises `ValueError` if another process is writing to the folder. With torchrun, only the first process locks it.
     Readers need no lock, since files are replaced atomically.
     """
     if not is_first_process():
@@ -181,7 +181,7 @@ def writing(folder: RunFolder) -> Iterator[None]:
         try:
             file = stack.enter_context(locked(folder.lock_file))
         except BlockingIOError:
-            fix = "Wait until it ends, or pass another folder."
+            fix = "Wait until it ends, or pass a different folder."
             got = f"{folder.path}, to which {_holder(folder.lock_file)} writes"
             raise ValueError(bad("run_dir", "must be a folder that no other process writes to", got, fix)) from None
         except FileExistsError:
@@ -221,7 +221,7 @@ def append_line(file: Path, line: Mapping[str, Any]) -> None:
 
 
 def write_json(file: Path, values: Mapping[str, Any]) -> None:
-    """Replace a file by indented JSON atomically."""
+    """Replace a file with indented JSON atomically."""
     write_text(file, json.dumps(values, indent=2, allow_nan=False) + "\n")
 
 

@@ -5,7 +5,7 @@ epochs are removed, and the epochs are repeated with bit-identical results. The 
 verified by a checksum, and read without executing code:
 
 attnconv state 1 sha256 HEX   line with the checksum of the rest of the file
-output of torch.save          dictionary, in which `run` has the identifier and the settings of the run
+output of torch.save          dictionary, in which `run` contains the identifier and the settings of the run
 """
 
 import hashlib
@@ -34,7 +34,7 @@ from attnconv.training.run_folder import HeadsLine, LayerHeads, MetricsLine, Run
 # Uniform heads have an infinite covariance, which JSON cannot represent. 1e12 is wider than any image.
 WIDEST = 1e12
 _HEAD = b"attnconv state 1 sha256 "
-# Exceptions of torch's unpickler for other content.
+# Exceptions that torch's unpickler raises for other content.
 _FOREIGN = (pickle.UnpicklingError, RuntimeError, EOFError, OSError, LookupError, AttributeError, TypeError, ValueError)
 
 
@@ -46,8 +46,8 @@ class DivergedError(ArithmeticError):
 class Recorder:
     """Recorder of metrics, heads, weights and the training state, which stops diverging runs.
 
-    `state` is the training state to resume from, or empty for a new run. `best` is the epoch with the highest
-    validation accuracy so far (in case of a tie the latest, before the first validation 0) and this accuracy.
+    `state` is the training state to resume from, or empty for a new run. `best` contains the epoch with the highest
+    validation accuracy so far (the latest in case of a tie; 0 before the first validation) and this accuracy.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class Recorder:
 
 
 def head_record(model: nn.Module, epoch: int) -> HeadsLine:
-    """Create a line of `heads.jsonl` with all layers of Gaussian heads after an epoch, for the paper's Figure 3."""
+    """Create a line of `heads.jsonl` with all layers that have Gaussian heads, for the paper's Figure 3."""
     layers: list[LayerHeads] = []
     for path, module in model.named_modules():
         if isinstance(module, Encoding) and (heads := module.gaussians()) is not None:
@@ -155,15 +155,15 @@ def sealed(content: bytes) -> bytes:
 def read_state(path: Path) -> dict[str, Any]:
     """Read a training state of tensors and plain values; raise `ValueError` if the checksum is wrong."""
     if not path.is_file():
-        raise FileNotFoundError(bad("state", "must be a training state", f"no file {path}"))
-    fix = "Restore the file, or start a new run in another folder. The weights files are still valid."
+        raise FileNotFoundError(bad("state", "must be an existing training state", f"no file {path}"))
+    fix = "Restore the file, or start a new run in a different folder. The weights files are still valid."
     file = path.read_bytes()
     content = file.partition(b"\n")[2]
     if sealed(content) != file:
         got = "a damaged or truncated file" if file.startswith(_HEAD) else "a file without a checksum"
         raise ValueError(bad("state", "must match its checksum", got, fix, origin=str(path)))
     try:
-        with warnings.catch_warnings():  # torch warns about pickles of other origin
+        with warnings.catch_warnings():  # torch warns about pickles from other sources
             warnings.simplefilter("ignore", UserWarning)
             return dict(torch.load(io.BytesIO(content), map_location="cpu", weights_only=True))
     except _FOREIGN as error:

@@ -36,16 +36,16 @@ class OptimSettings:
     """Optimiser. Centres and spreads of heads are excluded from weight decay, which would pull them towards 0.
 
     Attributes:
-        name: Stochastic gradient descent with momentum, or Adam with decoupled weight decay.
+        name: Adam with decoupled weight decay, or stochastic gradient descent with momentum.
         learning_rate: Maximum learning rate, which the schedule multiplies by a factor between 0 and 1.
-        momentum: Momentum of SGD and first beta of AdamW, in [0, 1).
+        momentum: Momentum of SGD, or first beta of AdamW, in [0, 1).
         nesterov: Use Nesterov momentum (SGD only).
         second_beta: Second beta of AdamW, in [0, 1).
-        weight_decay: Weight decay, at least 0.
-        decay_vectors: Also apply weight decay to biases and scales of normalisation layers, like the paper's code.
-        position_rate: Learning rate of centres and spreads relative to that of the other parameters. With AdamW, a
-            value of 1 moves the heads very little in a short run.
-        clip: Maximum norm of the gradient; None turns clipping off.
+        weight_decay: Coefficient of weight decay, at least 0.
+        decay_vectors: Also apply weight decay to biases and to scales of normalisation layers, like the paper's code.
+        position_rate: Learning rate of centres and spreads, as a multiple of that of the other parameters. With AdamW,
+            heads move very little in a short run if the value is 1.
+        clip: Maximum norm of the gradient, above which it is rescaled; None turns clipping off.
         label_smoothing: Label smoothing, in [0, 1).
     """
 
@@ -69,13 +69,13 @@ class OptimSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleSettings:
-    """Learning rate schedule, whose value is updated at every optimiser step.
+    """Learning rate schedule. The learning rate is updated at every optimiser step.
 
     Attributes:
         name: Schedule after the warm-up: constant, cosine decay to 0, linear decay to 0, or steps at the milestones.
         warmup: Fraction of the run during which the learning rate increases linearly, in [0, 1).
-        milestones: Epochs after which the learning rate is multiplied by the decay, in increasing order (schedule
-            "steps" only).
+        milestones: Numbers of completed epochs after which the learning rate is multiplied by the decay, in increasing
+            order (schedule "steps" only).
         decay: Factor by which the learning rate is multiplied at each milestone, above 0 and at most 1 (schedule
             "steps" only).
     """
@@ -98,14 +98,14 @@ class TrainSettings:
     Attributes:
         epochs: Number of epochs, at least 1.
         batch_size: Images per optimiser step, across all processes.
-        accumulate: Number of parts into which each batch is split for gradient accumulation, which reduces memory. The
-            optimiser step is the same.
-        eval_batch_size: Images per batch in evaluation.
-        precision: 32-bit numbers, bf16 in matrix products (mixed precision), or 64-bit numbers.
+        accumulate: Number of parts into which each batch is split for gradient accumulation, which reduces memory use
+            but does not change the optimiser step.
+        eval_batch_size: Images per batch during evaluation.
+        precision: 32: float32. 64: float64. bf16: mixed precision, with matrix products in bfloat16.
         accelerator: Device to train on; auto uses a GPU if there is one.
-        seed: Seed of all random numbers, at least 0.
+        seed: Seed of all random numbers except those of the data split, at least 0.
         compile: Compile the model with torch.compile, which delays the start but reduces the time per epoch.
-        test_curve: Evaluate on the test set after every epoch. The selection of the best epoch does not use it.
+        test_curve: Evaluate on the test set after every epoch. The best epoch is still selected on the validation set.
         log_every: Number of optimiser steps between checks that the loss is finite.
         checkpoint_every: Number of epochs between checkpoints, and the maximum number of epochs that are lost if the
             run is killed. Larger numbers save time if epochs take only seconds.
@@ -152,5 +152,5 @@ class RunSettings:
         milestones, epochs = self.schedule.milestones, self.train.epochs
         begun = fine("schedule", "train.epochs") and self.schedule.name == "steps" and milestones
         if begun and milestones[0] >= epochs:
-            requirement = f"must begin before epoch {epochs}, the last one"
+            requirement = f"must start below {epochs}, the number of epochs"
             yield Problem("schedule.milestones", requirement, fix="Increase train.epochs if necessary.")

@@ -72,7 +72,7 @@ function span(index: number, parts: number, pixels: number): [number, number] {
 export const SKETCH_SIZE = 13;
 const GEOMETRY: Geometry = { width: 3, stride: 1, dilation: 1, border: "renormalise" };
 
-/** Hand-made heads as the paper describes them: sharp and close to the query in early layers, wider and farther away later. */
+/** Heads chosen by hand, as the paper describes them: sharp and close to the query in early layers, wider and farther away later. */
 const SKETCHED = [
   { name: "an early layer", alpha: 2.5, far: 1 },
   { name: "a later layer", alpha: 0.35, far: 2.6 },

@@ -11,14 +11,14 @@ export function benchOf(article: ArticleState): BenchState {
   return checkedBench({ ...BENCH, size: 32, kernel, alpha, offsets, missing, border, query, frozen });
 }
 
-/** Hard heads, with one moved from its own shift to that of a neighbour. */
+/** Hard heads, with one head moved from its own shift to a neighbouring one. */
 export function twoOnOneShift(): Partial<BenchState> {
   const offsets = new Array<number>(18).fill(0);
   offsets[2 * BENCH.head + 1] = 1; // from the left neighbour to the query itself
   return { ...hard(), offsets };
 }
 
-/** Compare a layer's output with a zero-padded convolution: their difference, and its largest magnitude inside and at the border. */
+/** Compare a layer's output with a zero-padded convolution: their difference, and its largest magnitude inside the image and at its border. */
 export function besideZeros(setup: Setup, attention: Plane): { convolution: Plane; apart: Plane; inside: number; border: number } {
   const convolution = convolve(setup.image, setup.kernel, { ...setup.geometry, border: "zero" });
   const apart = difference(attention, convolution);

@@ -1,4 +1,4 @@
-/** Straightforward computations for the article's small figures; larger figures use `core/theorem.ts`. */
+/** Direct computations for the article's small figures; larger figures use `core/theorem.ts`. */
 import { type Plane, difference, largest } from "../core/convolution";
 import { softmax } from "../core/rows";
 
@@ -136,7 +136,7 @@ export function windowRow(image: Plane, [row, column]: readonly [number, number]
  * Compute a head's mean probability for each shift, and how much its pattern varies with the content.
  *
  * A convolution can express the mean. `moves` is the mean over queries of half the sum of |row - mean|: 0 if the head
- * attends to the same shifts everywhere, close to 1 if it never does. Queries whose window leaves the image are skipped.
+ * attends to the same shifts everywhere, close to 1 if it never does. Queries with a window that leaves the image are skipped.
  */
 export function patternOf(image: Plane, head: Head, radius: number): { mean: Plane; moves: number } {
   const rows: Plane[] = [];

@@ -34,8 +34,8 @@ export const STEPS: readonly Step[] = [
   {
     title: "A convolution, shift by shift",
     paragraphs: [
-      "A convolution computes each output pixel from the input pixels around it. A neighbour is identified by its shift δ: how many rows down and columns to the right of the output pixel it is.",
-      "Every shift has a weight, which is the same everywhere in the image. The output pixel is the sum over all shifts of the neighbour's value times the weight. Step through the nine shifts, or move the output pixel.",
+      "A convolution computes each output pixel from the input pixels around it. Each of these neighbours is identified by its shift δ: the number of rows down and of columns to the right, relative to the output pixel.",
+      "Every shift has a weight, which is the same everywhere in the image. The output pixel is the sum over all shifts of the neighbour's value times the weight of its shift. Step through the nine shifts, or move the output pixel.",
     ],
     equation: [line(sub("y", "q"), "=", sumOver(shift), x("q + δ"), sub("w", shift))],
     figure: "convolution",
@@ -44,8 +44,8 @@ export const STEPS: readonly Step[] = [
   {
     title: "Self-attention mixes pixels",
     paragraphs: [
-      "A self-attention head also computes each output pixel from input pixels, but from all of them. It gives every key pixel k a score, and the softmax turns the scores of a query q into probabilities p that sum to 1.",
-      "Each head averages the pixels with these probabilities and multiplies the result by its own matrix W. The layer sums the outputs of its heads. The example has four heads: three attend by position, and one attends to pixels with the same grey level as the query.",
+      "A self-attention head also computes each output pixel from input pixels, but it uses all of them. For each output pixel q (the query), every input pixel k (a key) gets a score a, and the softmax turns these scores into probabilities p that sum to 1.",
+      "Each head averages the pixels, weighted by these probabilities, and multiplies the result by its own matrix W. The layer sums the outputs of its heads. In the example, three of four heads attend by position, and one attends to pixels with grey levels similar to the query's.",
     ],
     equation: [
       line(sub("y", "q"), "=", sumOver("h"), sumOver("k"), subsup("p", "q , k", "h"), x("k"), sup("W", "h")),
@@ -67,8 +67,8 @@ export const STEPS: readonly Step[] = [
   {
     title: "Four terms of a score",
     paragraphs: [
-      "One solution is to add a vector p for each pixel's position to its content vector x. The score then expands into four terms, because each of its two factors is either content or position.",
-      "Only the last term is independent of the image. A convolution does not choose its neighbours by their content, so this is the term it needs.",
+      "One solution is to add a vector p for each pixel's position to its content vector x. The score then expands into four terms, because each of its two vectors is a sum of content and position.",
+      "Only the last term is independent of the image. A convolution does not select neighbours by their content, so this is the only term that it needs.",
     ],
     equation: [
       line(sub("a", "q , k"), "=", row("(", x("q"), "+", p("q"), ")"), "W", sup(row("(", x("k"), "+", p("k"), ")"), "⊤")),
@@ -83,7 +83,7 @@ export const STEPS: readonly Step[] = [
     title: "Relative positions and a parabola",
     paragraphs: [
       "A convolution treats a shift the same way everywhere in the image. So does a score with relative positions: a vector r encodes the shift δ = k − q, and of the four terms only the last, v · r, is independent of the image.",
-      "Three numbers are enough for r: the squared length of the shift and its two components. With the right v, this term is a parabola over the shifts: its maximum is at the centre Δ, and α determines its steepness. Change both to see the effect.",
+      "Three numbers are enough for r: the squared length of the shift and its two components. With a suitable v, this term is a parabola in the shift: its maximum is at the centre Δ, and α determines its steepness. Change both to see the effect.",
     ],
     equation: [
       line(sub("a", "q , k"), "=", x("q"), "W", turned("x"), "+", x("q"), hat("W"), sub("r", shift)),
@@ -98,8 +98,8 @@ export const STEPS: readonly Step[] = [
   {
     title: "Sharpening one head",
     paragraphs: [
-      "The constant α‖Δ‖² is the same for all keys, so the softmax cancels it. What remains is a Gaussian around the centre, and as α grows it concentrates on the nearest pixel.",
-      "If the centre is exactly on a pixel, the total probability of all other pixels is bounded by a term that decreases like exp(−α). For α above about 18 it is smaller than the rounding error of single precision, so the head reads exactly one pixel at a fixed shift.",
+      "The constant α‖Δ‖² is the same for all keys, so it cancels in the softmax. What remains is a Gaussian around the centre, and as α grows it concentrates on the pixel nearest to the centre.",
+      "If the centre is exactly on a pixel, the total probability of all other pixels is bounded by a term that decreases like exp(−α). For α above about 18, this probability is smaller than the rounding error of single precision, so the head reads exactly one pixel at a fixed shift.",
     ],
     equation: [
       line("1 −", sub("p", "Δ"), "≤ 1 −", "S", sup("( α )", "−2")),
@@ -111,8 +111,8 @@ export const STEPS: readonly Step[] = [
   {
     title: "Nine heads form a 3 × 3 kernel",
     paragraphs: [
-      "Assign each shift of a 3 × 3 kernel to one of nine sharp heads, and set the head's value matrix to the kernel's weights at this shift. The layer then sums shifted pixels times weights, which is the convolution.",
-      "In the same way, K × K heads express any K × K kernel. Click “Hard heads” and then make the heads softer: the error grows, but it stays below the theoretical bound.",
+      "Assign each shift of a 3 × 3 kernel to one of nine sharp heads, and set the head's value matrix to the kernel's weights at this shift. The layer then sums the shifted pixels times their weights, which is the convolution.",
+      "In the same way, K × K heads express any K × K kernel. Click “Hard heads”, and then lower α to make the heads softer: the error grows, but it stays below the theoretical bound.",
     ],
     equation: [
       line(sumOver("h"), sumOver("k"), subsup("p", "q , k", "h"), x("k"), sup("W", "h"), "=", sumOver(shift), x("q + δ"), sub("W", shift)),
@@ -125,7 +125,7 @@ export const STEPS: readonly Step[] = [
     title: "Borders and missing heads",
     paragraphs: [
       "The proof requires a one-to-one assignment of heads to shifts. If a head is missing, or two heads share a shift, one tap of the kernel has no head, and no choice of value matrices can fix this for every kernel.",
-      "At the border, a head may point to a pixel outside the image. A softmax over the image then selects the nearest pixel inside, as if the edge were repeated. Most convolutions use zero padding instead, and to match them the zeros must be keys as well.",
+      "At the border, a head may point to a pixel outside the image. A softmax over the image then selects the nearest pixel inside, as if the edge were repeated. Most convolutions use zero padding instead, and to match them the softmax must include the zeros as keys.",
     ],
     equation: [line("f :", "{ 0 , … ,", sub("N", "h"), "− 1 }", "→", sub("Δ", "K"), words("one to one"))],
     figure: "borders",
@@ -134,8 +134,8 @@ export const STEPS: readonly Step[] = [
   {
     title: "What trained heads learn",
     paragraphs: [
-      "Heads can express a convolution, but do they learn one? The paper trained networks with six attention layers of nine heads on CIFAR-10. The centres were initialised at random, and in the first layers they settled on different pixels close to the query, much like a grid.",
-      "In later layers, more heads attended to distant pixels. Heads that learn a separate score for every shift behaved similarly: in the first two layers many learned to attend to single pixels, although nothing in their parametrisation requires it.",
+      "Heads can express a convolution, but do they learn one? The paper trained networks with six attention layers of nine heads on CIFAR-10. The centres were initialised at random, and in the first layers they settled on different pixels close to the query, arranged much like a grid.",
+      "In later layers, more heads attended to distant pixels. Heads that learn a separate score for every shift behaved similarly: in the first two layers many learned to attend to single pixels, although nothing in their parametrisation favours this.",
     ],
     equation: [],
     figure: "trained",
@@ -144,8 +144,8 @@ export const STEPS: readonly Step[] = [
   {
     title: "Limits of the theorem",
     paragraphs: [
-      "The theorem states what a layer can express, not what it learns. Heads that also use content attend to different pixels for every query, especially in deeper layers. A convolution cannot do this.",
-      "Increase the weight of the content to see a head depart from its fixed pattern. For your own model, `attnconv audit MODEL` measures how close each layer is to a convolution, and `attnconv recast MODEL` replaces the convolutions of a network by equivalent attention layers.",
+      "The theorem states what a layer can express, not what it learns. Heads that also use content attend to different shifts for different queries, especially in deeper layers. A convolution cannot do this.",
+      "Increase the weight of the content to see how a head departs from its fixed pattern. For your own model, `attnconv audit MODEL` measures how close each layer is to a convolution, and `attnconv recast MODEL` replaces the convolutions of a network with equivalent attention layers.",
     ],
     equation: [line(sub("a", "q , k"), "=", "−α", sup("‖ δ − Δ ‖", "2"), "−", "γ", sup(row("(", x("q"), "−", x("k"), ")"), "2"))],
     figure: "limits",

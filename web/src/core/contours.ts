@@ -88,7 +88,7 @@ let mask = new Uint8Array(0);
 /** Return 1 for tokens at or above `level`, with a border of zeros. The array is reused by the next call. */
 function maskOf(map: Float64Array, width: number, level: number): Uint8Array {
   const [height, across] = [map.length / width, width + 2];
-  if (mask.length === (height + 2) * across) mask.fill(0); // a map of another shape has its border elsewhere
+  if (mask.length === (height + 2) * across) mask.fill(0); // a map of a different shape has its border elsewhere
   else mask = new Uint8Array((height + 2) * across);
   for (let row = 0, key = 0; row < height; row++) {
     for (let column = 0, at = (row + 1) * across + 1; column < width; column++, key++, at++) mask[at] = map[key]! >= level ? 1 : 0;

@@ -33,5 +33,5 @@ function stored(payload: Payload, index: number): string {
   const [height, width] = payload.manifest.layers[index]!.sizes;
   const count = storedQueries(payload, index)?.length ?? height * width;
   if (count === height * width) return "";
-  return `rows stored for ${count} of ${height * width} queries, the nearest is shown`;
+  return `rows stored for ${count} of ${height * width} queries, the nearest one is shown`;
 }

@@ -52,7 +52,7 @@ const MOST_NUMBERS = 4e6; // heads x tokens of a layer: the size of its maps for
 export function openPayload(bytes: ArrayBuffer): Payload {
   const file = readSafetensors(bytes);
   const text = file.metadata["attnconv"];
-  if (text === undefined) fail("__metadata__", "must contain the key 'attnconv'", "a safetensors file of another program");
+  if (text === undefined) fail("__metadata__", "must contain the key 'attnconv'", "a safetensors file from a different program");
   const manifest = manifestOf(text);
   checkTensors(file, manifest);
   return {
@@ -95,7 +95,7 @@ function layerOf(value: unknown, path: string): Layer {
   if (heads > MOST_HEADS) fail(`${path}.heads`, `must be at most ${MOST_HEADS}`, heads);
   const sizes = pair(all["sizes"], `${path}.sizes`);
   const numbers = heads * sizes[0] * sizes[1];
-  if (numbers > MOST_NUMBERS) fail(`${path}.sizes`, `must give at most ${MOST_NUMBERS} heads x tokens`, numbers);
+  if (numbers > MOST_NUMBERS) fail(`${path}.sizes`, `must have at most ${MOST_NUMBERS} heads x tokens`, numbers);
   return {
     name: string(all["name"], `${path}.name`),
     kind,
@@ -188,10 +188,10 @@ function checkTensor(file: Safetensors, name: string, [kind, ...letters]: readon
 }
 
 function checkQueries({ data }: Tensor, name: string, tokens: number): void {
-  for (const token of data) if (token < 0 || token >= tokens) fail(name, `must be in 0 .. ${tokens - 1}`, token);
+  for (const token of data) if (token < 0 || token >= tokens) fail(name, `must be from 0 to ${tokens - 1}`, token);
 }
 
-/** Whether a shape matches; a letter without a size is bound to the first extent it matches. */
+/** Whether a shape matches; a letter without a size takes the extent that it first matches. */
 function fits(shape: readonly number[], letters: readonly string[], sizes: Record<string, number>): boolean {
   if (shape.length !== letters.length) return false;
   return shape.every((extent, axis) => {
@@ -203,7 +203,7 @@ function fits(shape: readonly number[], letters: readonly string[], sizes: Recor
 
 function fail(field: string, requirement: string, got: unknown): never {
   const shown = typeof got === "string" || typeof got === "number" ? got : JSON.stringify(got); // JSON would write Infinity as null
-  throw new Error(`payload: ${field}: ${requirement}, got ${String(shown).slice(0, 80)}. Export it again with attnconv.explorer.`);
+  throw new Error(`payload: ${field}: ${requirement}, got ${String(shown).slice(0, 80)}. Export it again: attnconv explore --export DIR`);
 }
 
 function record(value: unknown, path: string): Record<string, unknown> {
@@ -220,7 +220,7 @@ function string(value: unknown, path: string): string {
 
 function count(value: unknown, path: string, least: number): number {
   if (typeof value === "number" && Number.isSafeInteger(value) && value >= least && value <= 1e6) return value;
-  return fail(path, `must be an integer in ${least} .. 1000000`, value);
+  return fail(path, `must be an integer from ${least} to 1000000`, value);
 }
 
 function pair(value: unknown, path: string): readonly [number, number] {

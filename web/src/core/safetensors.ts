@@ -53,7 +53,7 @@ export function readSafetensors(bytes: ArrayBuffer): Safetensors {
 }
 
 function fail(requirement: string): never {
-  throw new Error(`payload: ${requirement}. Export it again with attnconv.explorer.`);
+  throw new Error(`payload: ${requirement}. Export it again: attnconv explore --export DIR`);
 }
 
 function readHeader(bytes: ArrayBuffer): { json: Record<string, unknown>; end: number } {
@@ -76,7 +76,7 @@ function entryOf(name: string, value: unknown, available: number): Entry {
   if (!isRecord(value)) fail(`tensor ${name}: must have an object as its header entry`);
   const { dtype, shape, data_offsets: offsets } = value;
   if (typeof dtype !== "string" || !Object.hasOwn(BYTES, dtype)) {
-    fail(`tensor ${name}: must have a dtype of ${Object.keys(BYTES).join(", ")}, got ${String(dtype)}`);
+    fail(`tensor ${name}: must have one of the dtypes ${Object.keys(BYTES).join(", ")}, got ${String(dtype)}`);
   }
   if (!areCounts(shape) || !areCounts(offsets) || offsets.length !== 2) {
     fail(`tensor ${name}: must have a shape and two offsets, all non-negative integers`);
@@ -94,7 +94,7 @@ function refuseOverlaps(entries: ReadonlyMap<string, Entry>): void {
   const filled = [...entries].filter(([, { begin, end }]) => end > begin).sort(([, one], [, other]) => one.begin - other.begin);
   filled.forEach(([name, { begin }], index) => {
     const before = filled[index - 1];
-    if (before && begin < before[1].end) fail(`tensor ${name}: must not overlap with another tensor, got bytes of tensor ${before[0]}`);
+    if (before && begin < before[1].end) fail(`tensor ${name}: must not overlap other tensors, got bytes of tensor ${before[0]}`);
   });
 }
 

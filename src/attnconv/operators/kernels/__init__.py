@@ -1,1 +1,1 @@
-"""Building blocks of operators: matrix products, banded long axes, block sizes, derivatives."""
+"""Building blocks of operators: matrix products, banded long axes, block sizes and derivatives."""

@@ -1,6 +1,6 @@
 """Block sizes and thresholds of kernels. They affect time and memory, but not results.
 
-Blocks are in bytes, tuned on a two-core x86 machine with 4 MiB of cache; those for GPUs are based on data sheets.
+Block sizes are in bytes, tuned on a two-core x86 machine with 4 MiB of cache; those for GPUs are from data sheets.
 """
 
 from collections.abc import Sequence
@@ -34,7 +34,7 @@ FACTOR_ENTRIES = 64
 
 
 def block_bytes(device: str, *, long: bool = False) -> int:
-    """Return the bytes of mixed values per block on a device type (`cpu`, `cuda`, ..), for short or long axes."""
+    """Return the size in bytes of a block of mixed values on a device type (`cpu`, `cuda`, ..)."""
     if device == "cpu":
         return KRONECKER_BLOCK
     return KRONECKER_LONG_BLOCK_GPU if long else KRONECKER_BLOCK_GPU

@@ -1,4 +1,4 @@
-"""Building blocks of all operators: mixing with given probabilities, projection with per-head weights, softmax."""
+"""Building blocks of all operators: mixing with given probabilities, projection with per-head weights, and softmax."""
 
 import math
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ def project(mixed: Float[Tensor, "*lead h c"], weight: Float[Tensor, "h i d"], g
 
 
 def project_each(mixed: Float[Tensor, "h p c"], weight: Float[Tensor, "h i d"], groups: int) -> Float[Tensor, "h p d"]:
-    """Compute Y_h W_h for every head, not summed; groups as in `project`."""
+    """Compute Y_h W_h for every head, without summing; groups as in `project`."""
     if groups == 1:
         return _each(mixed, weight)
     return torch.einsum("hpgi,higo->hpgo", _grouped(mixed, groups), _grouped(weight, groups)).flatten(2)
@@ -53,7 +53,7 @@ def _each(left: Float[Tensor, "h p i"], right: Float[Tensor, "h i d"]) -> Float[
 
 
 def transposed(weight: Float[Tensor, "h i d"], groups: int) -> Float[Tensor, "h o c"]:
-    """Transpose W_h by groups: the j-th d / groups inputs then map to the j-th c / groups outputs."""
+    """Transpose W_h within each group: the j-th d / groups inputs then map to the j-th c / groups outputs."""
     return weight.mT if groups == 1 else weight.unflatten(-1, (groups, -1)).transpose(1, 3).flatten(2)
 
 
@@ -92,12 +92,12 @@ def _of_each_image(left: Float[Tensor, "#b i j"], right: Float[Tensor, "b j k"])
 
 
 def below_largest(scores: Float[Tensor, "*lead lattice"]) -> Float[Tensor, "*lead lattice"]:
-    """Subtract the maximum of each row: the softmax is unchanged, and casting loses less precision."""
+    """Subtract the maximum of each row, which leaves the softmax unchanged and loses less precision in casts."""
     return scores - scores.amax(-1, keepdim=True).detach()
 
 
 def banded_softmax(scores: Float[Tensor, "*lead lattice"]) -> Float[Tensor, "*lead lattice"]:
-    """Compute a softmax over the last axis, without keys whose weight is below eps^2 times the largest."""
+    """Compute a softmax over the last axis, dropping keys whose weight is below eps^2 times the largest weight."""
     relative = below_largest(scores)
     cut = 2 * math.log(torch.finfo(scores.dtype).eps)
     return torch.softmax(relative.masked_fill(relative < cut, -math.inf), -1)

@@ -18,7 +18,7 @@ from attnconv.operators.base import Factor, Images, Outputs, Weights, score_dtyp
 from attnconv.operators.kernels import block_sizes, contractions
 from attnconv.operators.kernels.recompute_in_backward import Gradients
 
-Tile: TypeAlias = tuple[slice, slice]  # queries of an axis and the range of keys with all of their weights
+Tile: TypeAlias = tuple[slice, slice]  # queries of an axis, and the range of keys that contains all of their weights
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ def contract_long(x: Images, weight: Weights, *factors: Factor) -> Outputs:
 
 
 def pull_long(inputs: Sequence[Tensor], gradient: Outputs, wanted: Sequence[bool]) -> Gradients:
-    """Compute the gradients of x, the weights and the factors, where wanted, one block at a time."""
+    """Compute the `wanted` gradients of x, the weights and the factors, one block at a time."""
     x, weight, *factors = inputs
     exact = score_dtype(x.dtype)  # sum blocks in at least float32
     totals = [torch.zeros_like(each, dtype=exact) if want else None for each, want in zip(inputs, wanted, strict=True)]
@@ -177,7 +177,7 @@ def blocks(x: Tensor, weight: Tensor, factors: Sequence[Tensor]) -> Iterator[tup
 @final
 @dataclass(frozen=True)
 class Bands:
-    """Range of keys with non-zero weight, from `low` to before `high`, for each head and query of an axis."""
+    """Range of keys with non-zero weights, from `low` up to but not including `high`, per head and query of an axis."""
 
     low: list[list[int]]
     high: list[list[int]]
@@ -185,7 +185,7 @@ class Bands:
 
     @staticmethod
     def of(factor: Float[Tensor, "h q k"]) -> "Bands":
-        """Find the ranges from the values of a long axis; short axes use all keys, and queries without weights none."""
+        """Find the ranges of a long axis from its values; short axes use all keys, queries without weights use none."""
         heads, queries, size = factor.shape
         if size < block_sizes.LONG_AXIS:
             return Bands([[0] * queries] * heads, [[size] * queries] * heads, size)

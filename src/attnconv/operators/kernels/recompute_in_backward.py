@@ -20,8 +20,8 @@ def recomputing(
 ) -> Callable[..., Tensor]:
     """Create a function that saves only its inputs and recomputes intermediate results in the backward pass.
 
-    `gradients` receives the inputs, the gradient of the output and which gradients are wanted. Without it, the graph of
-    `forward` is kept for one backward pass and recorded again for others. `plain` is the differentiable implementation.
+    `gradients` receives the inputs, the gradient of the output and, per input, whether its gradient is wanted. Without
+    it, the graph of `forward` is kept for one backward pass and recorded again for others. `plain` is differentiable.
     """
 
     @final
@@ -62,7 +62,7 @@ def recomputing(
 
 
 def checkpointed(function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
-    """Call a function that the backward pass runs again instead of saving its intermediate results."""
+    """Call a function without saving its intermediate results; the backward pass runs it again."""
     if _is_transformed():  # saved-tensor hooks are not supported there
         return function(*inputs)
     out: Tensor = checkpoint(function, *inputs, use_reentrant=False, preserve_rng_state=False)
@@ -70,7 +70,7 @@ def checkpointed(function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
 
 
 def _is_transformed() -> bool:
-    """Return whether `torch.func`, forward-mode AD or `torch.jit.trace` is active; they need the plain function."""
+    """Return whether `torch.func`, forward-mode AD or `torch.jit.trace` is active; these need the plain function."""
     states: list[object] = [torch._C._functorch.peek_interpreter_stack(), torch._C._get_tracing_state()]
     return forward_ad._current_level >= 0 or states != [None, None]
 
