@@ -304,7 +304,7 @@ class TestRefusals:
         model = model_of()
         model.blocks[1].attn.register_forward_pre_hook(lambda _module, args: (2 * args[0],))
         before = {name: value.clone() for name, value in model.state_dict().items()}
-        with pytest.raises(ValueError, match=r"model.blocks.1.attn: .*got Attention on other"):
+        with pytest.raises(ValueError, match=r"model.blocks.1.attn: .*got Attention with"):
             as_convolution(model)
         for name, value in model.state_dict().items():
             torch.testing.assert_close(value, before[name], rtol=0, atol=0)

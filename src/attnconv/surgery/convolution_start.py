@@ -44,7 +44,7 @@ class LayerStart:
         values: Initialisation of the value and output projections.
         shifts: Shift of each head, key minus query (row, column), in tokens; None for heads without shifts, like the
             fields below unless `attention` is "convolution".
-        mass: Mean attention of each head at its shift, 0 to 1, over the queries for which it is inside the image.
+        mass: Mean attention of each head at its shift, 0 to 1, over the queries whose shifted position is in the image.
         error: `|layer - convolution| / |convolution|` at the image tokens, for the convolution with replicate padding
             and the filters stored in the layer. This error is caused by attention.
         filter_error: `|stored - given| / |given|` of the filters, nonzero if the rank of the given filters is too high
@@ -91,7 +91,7 @@ def shifted_keys(shifts: Int[Tensor, "h 2"], grid: tuple[int, int]) -> tuple[Int
 
 
 def warn(found: Mapping[str, LayerStart], mass: float, attention: AttentionParts, values: str | Tensor) -> None:
-    """Warn if heads do not reach the required mass, and if the rank of given filters is too high."""
+    """Warn if heads do not reach the target mass, and if the rank of given filters is too high."""
     reached = {name: float(start.mass.mean()) for name, start in found.items()}
     if less := [f"{held:.3f} in {name}" for name, held in reached.items() if held < mass - 1e-3]:
         requirement = f"must be at most the mean attention that the layers reach ({', '.join(less)})"

@@ -73,7 +73,7 @@ def initialize(
             that no layer writes to. Attention `convolution` requires `reserved`, and no other attention accepts it.
         identity: Factor of the identity in mimetic values.
         noise: Factor of the random matrix in mimetic values.
-        mass: Required mean attention of heads at their shifts, above 0 and below 1 (attention `convolution`).
+        mass: Target for the mean attention of heads at their shifts, above 0 and below 1 (attention `convolution`).
         kernel_size: Kernel size K, odd (attention `convolution`); ignored if `values` is a tensor.
         position_length: Norm of positional vectors relative to content, above 0 (attention `convolution`).
         layers: Indices (from 0) of the blocks to initialise, at least one; None for all.
@@ -102,7 +102,7 @@ def initialize(
     check_module(model)
     for name, value, limit in (("mass", mass, 1), ("position_length", position_length, math.inf)):
         if not is_real(value) or not 0 < value < limit:
-            raise ValueError(bad(name, f"must be a number above 0 and below {limit}", repr(value)))
+            raise ValueError(bad(name, "must be a number above 0" + " and below 1" * (limit == 1), repr(value)))
     for name, value in (("identity", identity), ("noise", noise)):
         if not is_real(value):
             raise ValueError(bad(name, "must be a finite number", repr(value)))
