@@ -2,11 +2,12 @@
 
     python -m experiments.starts --root PATH/TO/CIFAR --out results/starts --seeds 0 1 2
 
-Each run is written to a file and is not trained again. To share the work between processes, let each train other seeds or
-other starts, with `--no-tables`, and run the command once more without it.
+Each run is written to a file and is not trained again. To share the work between processes, let each train other seeds
+or other starts, with `--no-tables`, and run the command once more without it.
 """
 
 import json
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -138,12 +139,12 @@ def run(start: str, seed: int, sets: dict[str, tuple[Tensor, Tensor]], settings:
     return record
 
 
-def train(model: nn.Module, images: Tensor, labels: Tensor, settings: Settings, seed: int) -> Any:
+def train(model: nn.Module, images: Tensor, labels: Tensor, settings: Settings, seed: int) -> Iterator[float]:
     """Train with AdamW, bfloat16 autocast, random crops and flips; yield the mean training loss of each epoch."""
     generator = torch.Generator().manual_seed(seed)
     decayed = [weight for weight in model.parameters() if weight.dim() > 1]
     others = [weight for weight in model.parameters() if weight.dim() <= 1]
-    groups = [{"params": decayed}, {"params": others, "weight_decay": 0.0}]
+    groups: list[dict[str, Any]] = [{"params": decayed}, {"params": others, "weight_decay": 0.0}]
     optimiser = torch.optim.AdamW(groups, lr=settings.rate, weight_decay=settings.weight_decay)
     each = 50_000 // settings.batch_size
     schedule = torch.optim.lr_scheduler.OneCycleLR(

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 import tyro
 from torch import Tensor, nn
 
-from attnconv.surgery import replace_heads, start_as_convolution
+from attnconv.surgery import initialize, replace_heads
 from experiments.common import accuracy, cifar10, percentage, write_results
 from experiments.small_vit import SmallViT
 
@@ -62,8 +62,8 @@ class Settings:
     """Weight decay of AdamW."""
     counts: tuple[int, ...] = (0, 4, 8, 12, 18, 24, 30, 36)
     """Numbers of heads to replace."""
-    starts: tuple[str, ...] = ("default", "random")
-    """Initialisations: `default`, or a convolution with these `filters` (see `start_as_convolution`)."""
+    starts: tuple[str, ...] = ("default", "unchanged")
+    """Initialisations: `default`, or a convolution with these `values` (see `initialize`)."""
     mass: float = 0.9
     """Share of attention that each head puts on its shift when initialised as a convolution."""
     position_length: float = 1.0
@@ -115,9 +115,9 @@ def model_at(start: str, seed: int, sets: Sets, settings: Settings) -> tuple[nn.
     model = SmallViT(dim=settings.width, depth=settings.depth, num_heads=settings.heads)
     if start == "default":
         return model, []
-    found = start_as_convolution(
+    found = initialize(
         model,
-        filters=start,
+        values="unchanged",
         images=sets["train"][0][:16],
         mass=settings.mass,
         position_length=settings.position_length,

@@ -38,7 +38,7 @@ import torch
 from torch import nn
 import attnconv
 from attnconv import SelfAttention2d, audit, can_express, from_conv, load, recast, restore, to_conv
-from attnconv.surgery import prune_heads, replace_heads, start_as_convolution
+from attnconv.surgery import prune_heads, replace_heads, initialize
 from attnconv.theory import error_bound
 
 torch.manual_seed(0)

@@ -15,7 +15,7 @@ from attnconv.layers import fuse_convit
 from attnconv.models.checkpoint import Checkpoint, load_weights
 from attnconv.models.classifiers import build
 from attnconv.models.settings import AttentionSettings
-from attnconv.surgery import condition_numbers, prune_heads, replace_heads, start_as_convolution
+from attnconv.surgery import condition_numbers, initialize, prune_heads, replace_heads
 
 IMAGES = torch.randn(2, 3, 6, 6)
 SETTINGS = AttentionSettings(layers=1, heads=2, width=8, mlp_width=8)
@@ -39,7 +39,7 @@ REFUSED: dict[str, Callable[[], object]] = {
     r"model: .*got str": lambda: audit("vit", IMAGES),  # type: ignore[arg-type]
     r"model: .*got type": lambda: attention_operators(nn.Linear, IMAGES),  # type: ignore[arg-type]
     r"model: .*got int": lambda: replace_heads(3, IMAGES, count=1),  # type: ignore[type-var]
-    r"model: .*got float": lambda: start_as_convolution(0.5),  # type: ignore[arg-type]
+    r"model: .*got float": lambda: initialize(0.5),  # type: ignore[arg-type]
     r"model: .*got list": lambda: fuse_convit([]),  # type: ignore[arg-type]
     r"model: .*got dict": lambda: prune_heads({}, {}),  # type: ignore[type-var]
     r"recast: .*got NoneType": lambda: compare(nn.Linear(1, 1), None, IMAGES),  # type: ignore[arg-type]

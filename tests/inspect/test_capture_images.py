@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from attnconv.inspect import audit
-from attnconv.surgery import replace_heads, start_as_convolution
+from attnconv.surgery import initialize, replace_heads
 from experiments.small_vit import SmallViT
 from tests.model_state import model_state
 
@@ -33,7 +33,7 @@ def test_what_is_no_batch_of_images_is_refused_by_name(case: str) -> None:
     images, got = REFUSED[case]
     model: nn.Module = SmallViT(size=16, dim=24, num_heads=2, depth=1)
     before = model_state(model)
-    calls: tuple[Any, ...] = (audit, partial(replace_heads, count=1), lambda m, x: start_as_convolution(m, images=x))
+    calls: tuple[Any, ...] = (audit, partial(replace_heads, count=1), lambda m, x: initialize(m, images=x))
     for call in calls:
         with pytest.raises((TypeError, ValueError), match=f"^images: must .*{got}"):
             call(model, images)

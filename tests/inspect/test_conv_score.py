@@ -38,7 +38,7 @@ COUNTS = (4, 8, 9, 12, 16, 18, 27, 36)  # of heads: fewer than the nine taps, as
 
 
 def taps_for(heads: int) -> list[tuple[int, int]]:
-    """The nine taps in turn, as `start_as_convolution` and `low_rank` hand them out."""
+    """The nine taps in turn, as `initialize` and `low_rank` hand them out."""
     return [TAPS[head % len(TAPS)] for head in range(heads)]
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from attnconv.inspect import audit
 from attnconv.inspect.module_adapters import first_tensor
-from attnconv.surgery import ConvolvedAttention, replace_heads, start_as_convolution
+from attnconv.surgery import ConvolvedAttention, initialize, replace_heads
 from tests.tolerances import tolerance
 
 SIZE = 56
@@ -137,8 +137,8 @@ def assert_replaces(model: nn.Module, x: Tensor | None = None) -> None:
 
 
 def assert_starts(model: nn.Module) -> None:
-    for filters in ("random", "impulse"):
-        starts = start_as_convolution(model, filters=filters, images=images(2), mass=0.99)
+    for values in ("unchanged", "mimetic"):
+        starts = initialize(model, values=values, images=images(2), mass=0.99)
         assert len(starts) == 2
         for start in starts.values():
             assert float(start.mass.mean()) == pytest.approx(0.99, abs=1e-3)
@@ -174,9 +174,9 @@ class TestTimm:
             ("vit_relpos_small_patch16_224", replace_heads, r"blocks.0.attn: .*rel_pos"),
             ("convit_tiny", replace_heads, r"blocks.0.attn: .*got GPSA"),
             ("cait_xxs24_224", replace_heads, r"blocks.0.attn.*TalkingHeadAttn.*mixes its heads"),
-            ("swin_tiny_patch4_window7_224", start_as_convolution, "model: must be .*got SwinTransformer"),
-            ("eva02_tiny_patch14_224", start_as_convolution, r"blocks.0.attn: .*rotary positions"),
-            ("vit_small_patch16_18x2_224", start_as_convolution, r"model.blocks.0: .*got ParallelThingsBlock"),
+            ("swin_tiny_patch4_window7_224", initialize, "model: must be .*got SwinTransformer"),
+            ("eva02_tiny_patch14_224", initialize, r"blocks.0.attn: .*rotary positions"),
+            ("vit_small_patch16_18x2_224", initialize, r"model.blocks.0: .*got ParallelThingsBlock"),
         ],
     )
     def test_others_are_refused_by_name(self, name: str, act: Callable[..., object], message: str) -> None:
@@ -190,7 +190,7 @@ class TestTimm:
             act(
                 model,
                 images=torch.randn(2, 3, size, size),
-                **({} if act is start_as_convolution else {"count": 1}),
+                **({} if act is initialize else {"count": 1}),
             )
 
     def test_a_pooling_head_is_passed_over(self) -> None:
@@ -201,13 +201,11 @@ class TestTimm:
         found = audit(model, images(), skip_unreadable=True)
         assert [layer.name for layer in found.layers] == ["blocks.0.attn", "blocks.1.attn"]
         assert list(found.left_out) == ["attn_pool"]
-        assert list(start_as_convolution(model, filters="impulse", images=images(2))) == [
-            layer.name for layer in found.layers
-        ]
+        assert list(initialize(model, images=images(2))) == [layer.name for layer in found.layers]
 
     def test_norms_of_queries_and_keys_bound_scores(self) -> None:
         with pytest.raises(ValueError, match=r"model.blocks.0.attn: .*got Attention with q_norm"):
-            start_as_convolution(timm_model("norms"))
+            initialize(timm_model("norms"))
 
 
 class TestHuggingFace:
@@ -238,7 +236,7 @@ class TestHuggingFace:
         sizes = {"embed_dim": 12, "depths": [2, 1], "num_heads": [3, 3], "window_size": 7}
         swin = transformers.SwinModel(transformers.SwinConfig(**sizes, image_size=SIZE, patch_size=4))
         with pytest.raises(ValueError, match=r"model: .*got SwinModel"):
-            start_as_convolution(swin)
+            initialize(swin)
         swin = transformers.Swinv2Model(transformers.Swinv2Config(**sizes, image_size=SIZE, patch_size=4))
         with pytest.raises(ValueError, match=r"model.encoder.layers.0.*: .*got Swinv2SelfAttention"):
             replace_heads(swin, images(), count=1)

@@ -16,7 +16,7 @@ from attnconv.layers import fuse_convit
 from attnconv.models.checkpoint import Checkpoint, load_weights
 from attnconv.models.classifiers import build
 from attnconv.models.settings import AttentionSettings
-from attnconv.surgery import start_as_convolution
+from attnconv.surgery import initialize
 from experiments.small_vit import SmallViT
 from tests.layers.test_gated_positional import StandIn
 from tests.model_state import model_state
@@ -85,7 +85,7 @@ def vit(**options: Any) -> SmallViT:
 
 
 def start(**arguments: Any) -> Callable[[nn.Module], object]:
-    return lambda model: start_as_convolution(model, **arguments)
+    return lambda model: initialize(model, **arguments)
 
 
 def diverging() -> nn.Module:
@@ -122,14 +122,14 @@ def warned(model: nn.Module) -> None:
     """A warning that is raised comes when all is done."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        start_as_convolution(model, filters=torch.randn(72, 72, 3, 3))
+        initialize(model, values=torch.randn(72, 72, 3, 3))
 
 
 REFUSED: dict[str, tuple[Callable[[], nn.Module], Callable[[Any], object], str]] = {
     "no images": (vit, start(images=torch.rand(0, 3, 16, 16)), "images: .*got 0"),
     "a length too large": (vit, start(position_length=1e30), r"position_length: .*got 1e\+30"),
-    "filters too large": (vit, start(filters=torch.full((24, 24, 1, 1), 1e30)), "position_length: .*filters"),
-    "filters of NaN": (vit, start(filters=torch.full((24, 24, 1, 1), torch.nan)), "filters: .*NaN"),
+    "filters too large": (vit, start(values=torch.full((24, 24, 1, 1), 1e30)), "position_length: .*filters"),
+    "filters of NaN": (vit, start(values=torch.full((24, 24, 1, 1), torch.nan)), "values: .*NaN"),
     "an output of infinity": (diverging, start(), "position_length: "),
     "a warning": (lambda: SmallViT(size=16, dim=72, num_heads=9), warned, "filters: must have rank"),
     "no layers": (vit, start(layers=[]), r"layers: .*got \[\]"),

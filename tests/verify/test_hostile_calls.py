@@ -31,9 +31,9 @@ from attnconv.models.settings import AttentionSettings
 from attnconv.surgery import (
     condition_numbers,
     degenerate_heads,
+    initialize,
     prune_heads,
     replace_heads,
-    start_as_convolution,
 )
 from experiments.small_vit import SmallViT
 from tests.layers.test_gated_positional import StandIn
@@ -74,7 +74,7 @@ def watched(_name: str, operator: Any) -> None:
 GOOD: dict[Callable[..., object], Callable[[], dict[str, Any]]] = {
     audit: lambda: {"model": vit(), "images": images()},
     replace_heads: lambda: {"model": vit(), "images": images(), "count": 1},
-    start_as_convolution: lambda: {"model": vit(), "images": images()},
+    initialize: lambda: {"model": vit(), "images": images()},
     visit_attention: lambda: {"model": vit(), "images": images(), "visit": watched},
     attention_operators: lambda: {"model": vit(), "images": images()},
     recast: lambda: {"model": cnn()},

@@ -246,7 +246,7 @@ def vit_parts(model: nn.Module) -> VitParts:
     if grid is None and size is not None:
         grid = (size[0] // patches.stride[0], size[1] // patches.stride[1])
     if grid is None:
-        raise _refusal(embed, "with the attribute grid_size or image_size")
+        raise _refusal(embed or model, "with the attribute grid_size or image_size")
     tokens = tuple(inside[name] for name in TOKENS if isinstance(inside.get(name), nn.Parameter))
     prefix = sum(token.shape[1] for token in tokens)
     if not 0 <= positions.shape[1] - grid[0] * grid[1] <= prefix:

@@ -15,6 +15,7 @@ are used, and two constant features a and b change the score to <phi(i + delta),
 not move when LayerNorm scales keys differently. Image tokens have a and b, class tokens only b: their queries are 0.
 """
 
+import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -37,14 +38,14 @@ LOST = 0.01  # relative error of given filters above which a warning is issued
 @final
 @dataclass(frozen=True, eq=False)
 class LayerStart:
-    """How one layer was initialised. With `attention="convolution"`, it is compared with a convolution on images.
+    """How one layer was initialised; with attention "convolution", errors with respect to a convolution on images.
 
     Attributes:
         attention: Initialisation of the query and key projections.
         values: Initialisation of the value and output projections.
-        shifts: Shift of each head, key minus query (row, column), in tokens; None for heads without shifts, like the
-            fields below unless `attention` is "convolution".
-        mass: Mean attention of each head at its shift, 0 to 1, over the queries whose shifted position is in the image.
+        shifts: Shift of each head, key minus query (row, column), in tokens; empty if heads have no shifts.
+        mass: Mean attention of each head at its shift, 0 to 1, over the queries whose shifted position is in the image;
+            empty unless `attention` is "convolution".
         error: `|layer - convolution| / |convolution|` at the image tokens, for the convolution with replicate padding
             and the filters stored in the layer. This error is caused by attention.
         filter_error: `|stored - given| / |given|` of the filters, nonzero if the rank of the given filters is too high
@@ -55,11 +56,11 @@ class LayerStart:
 
     attention: str
     values: str
-    shifts: Int[Tensor, "h 2"] | None = None
-    mass: Float[Tensor, "h"] | None = None
-    error: float | None = None
-    filter_error: float | None = None
-    given_error: float | None = None
+    shifts: Int[Tensor, "s 2"]
+    mass: Float[Tensor, "m"]
+    error: float = math.nan
+    filter_error: float = 0.0
+    given_error: float = math.nan
 
 
 def check_filters(filters: Tensor, channels: int, heads: int) -> int:

@@ -120,7 +120,7 @@ def initialize(
     if parts.positions.is_meta:
         raise ValueError(bad("model", "must have materialised weights", "a model on the meta device"))
     set_values = partial(
-        published_starts.set_values, values=values, identity=identity, noise=noise, generator=generator
+        published_starts.set_values, values=str(values), identity=identity, noise=noise, generator=generator
     )
     if attention != "convolution":
         found = {}
@@ -129,7 +129,7 @@ def initialize(
             for block in blocks:
                 shifts = published_starts.set_scores(block.parts, attention, parts, generator)
                 set_values(block.parts)
-                found[block.name] = LayerStart(attention, str(values), shifts)
+                found[block.name] = LayerStart(attention, str(values), shifts, mass=torch.zeros(0))
         return found
     if isinstance(values, Tensor):
         kernel_size = convolution_start.check_filters(values, channels, blocks[0].parts.heads)

@@ -89,10 +89,10 @@ def set_values(
 
 def set_scores(
     attention: AttentionParts, scores: str, parts: VitParts, generator: Generator | None
-) -> Int[Tensor, "h 2"] | None:
-    """Set the query and key projections of all heads; return the shifts that they prefer, if any."""
+) -> Int[Tensor, "s 2"]:
+    """Set the query and key projections of all heads; return the shifts that they prefer, if any, one per head."""
     size, channels, heads = attention.head_dim, attention.query.weight.shape[1], range(attention.heads)
-    shifts = None
+    shifts = torch.zeros(0, 2, dtype=torch.int64)
     if scores == "mimetic":
         pairs = [noisy_identity(channels, size, MIMETIC, MIMETIC, generator) for _ in heads]
     elif scores == "orthogonal":
@@ -103,7 +103,7 @@ def set_scores(
         image = parts.positions[0, -targets.shape[1] :].cpu()
         pairs = list(zip(*impulse(image, targets, size), strict=True))
     else:
-        return None
+        return shifts
     for part, new in zip((attention.query, attention.key), map(torch.cat, zip(*pairs, strict=True)), strict=True):
         part.weight.copy_(new)
     return shifts
