@@ -131,7 +131,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], Callable[[Any], object], str]]
     "filters too large": (vit, start(values=torch.full((24, 24, 1, 1), 1e30)), "position_length: .*filters"),
     "filters of NaN": (vit, start(values=torch.full((24, 24, 1, 1), torch.nan)), "values: .*NaN"),
     "an output of infinity": (diverging, start(), "position_length: "),
-    "a warning": (lambda: SmallViT(size=16, dim=72, num_heads=9), warned, "filters: must have rank"),
+    "a warning": (lambda: SmallViT(size=16, dim=72, num_heads=9), warned, "values: must have rank"),
     "no layers": (vit, start(layers=[]), r"layers: .*got \[\]"),
     "weights of NaN": (hard_layers, plan_shifts, r"bias: must be finite, got NaN .*\(in 1\)"),
     "no module": (lambda: nn.Linear(1, 1), lambda _: plan_shifts("model"), "model: .*got str"),  # type: ignore[arg-type]
