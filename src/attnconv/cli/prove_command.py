@@ -22,10 +22,10 @@ class Arguments(ImageOptions):
 
     Random convolutions are computed by attention with hard heads, whose queries attend to exactly one key, using three
     algorithms: a dense softmax, one softmax per axis (kronecker), and shifts of the input. Other random convolutions
-    are computed with soft heads and one softmax per axis. The reference is the convolution in float64. If MODEL is
-    given, that network is instead compared layer by layer with its recast version, in which attention with one softmax
-    per axis replaces the convolutions. Both run in the network's dtype. While attention is computed with a softmax,
-    PyTorch's convolutions are disabled, so that the result cannot come from a convolution.
+    are computed with soft heads, which attend to several keys, using one softmax per axis. The reference is the
+    convolution in float64. If MODEL is given, that network is instead compared layer by layer with its recast version,
+    in which attention with one softmax per axis replaces the convolutions. Both run in the network's dtype. While
+    attention is computed with a softmax, PyTorch's convolutions are disabled, so that they cannot produce the result.
 
     Examples:
         attnconv prove
@@ -36,7 +36,7 @@ class Arguments(ImageOptions):
     Attributes:
         model: Network to recast and compare: preset, run folder, weights file, timm:NAME, hf:NAME, torchvision:NAME or
             package.module:function. Without MODEL, random convolutions are compared.
-        cases: Number of random convolutions of each kind. Their stride, padding, groups and so on are also random.
+        cases: Number of random convolutions with hard heads, and with soft heads. Stride, padding and so on are random.
         seed: Seed of the random convolutions.
         alpha: Sharpness of the recast network's heads, in 1 / position^2. By default, heads are hard.
     """

@@ -30,7 +30,7 @@ class Arguments(ImageOptions):
         image_size: Image height and width in pixels: HxW, or N for both. The default is the model's image size, or 224
             if it is unknown.
         out: Weights file (.safetensors) to write; it must not exist yet. Commands and `attnconv.load` can read it.
-        export: Program (.pt2) to write with torch.export; it must not exist yet. PyTorch runs it without this library.
+        export: Program (.pt2) to write with torch.export, for PyTorch without this library; it must not exist yet.
         onnx: ONNX file to write; it must not exist yet. Requires the packages onnx and onnxscript.
         alpha: Sharpness of the heads, in 1 / position^2. By default, heads are hard: each query attends to one key.
         weights: Weights of the heads if --alpha is given: the best approximation of the convolution (nearest), or

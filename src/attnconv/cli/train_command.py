@@ -34,7 +34,7 @@ class Arguments:
         torchrun --nproc-per-node 2 -m attnconv train resnet18 --precision bf16
 
     Attributes:
-        preset: Model and its recipe; `attnconv models` lists the presets. Required unless --config names a preset.
+        preset: Preset (model and training recipe); `attnconv models` lists all. Required unless --config names a preset.
         config: JSON file with settings that override the recipe's, such as the settings.json of a run. Flags override
             the file. Settings that are missing from the file take the recipe's values.
         recipe: Recipe that sets the defaults of the training options: modern (for the small presets) or paper (the

@@ -46,7 +46,7 @@ class DataSettings:
 
 @dataclass(frozen=True)
 class AugmentSettings:
-    """Augmentation of training images. The augmentation recipe determines the defaults of most other settings here.
+    """Augmentation of training images. The augmentation recipe sets the defaults of most settings in this group.
 
     Attributes:
         recipe: modern: random crops with a reflected border, flips, cutout and colour jitter. none: no augmentation.
@@ -59,8 +59,8 @@ class AugmentSettings:
             augmentation recipe "none", and True otherwise.
         cutout: Side in pixels of a randomly placed square that is set to the mean colour; 0 turns cutout off. The
             default is a quarter of the image's shorter side with the augmentation recipe "modern", and 0 otherwise.
-        jitter: Strength a, from 0 to 1: brightness, contrast and saturation are scaled by factors from 1 - a to 1 + a,
-            sampled for each image. The default is 0.2 for colour images with the augmentation recipe "modern", and 0 otherwise.
+        jitter: Strength a, from 0 to 1: brightness, contrast and saturation are scaled by random factors from 1 - a to
+            1 + a. The default is 0.2 for colour images with the augmentation recipe "modern", and 0 otherwise.
         mixup: Parameter a of mixup's Beta(a, a) distribution, from 0 to 1; 0 turns mixup off.
         cutmix: Parameter a of CutMix's Beta(a, a) distribution, from 0 to 1; 0 turns CutMix off. If mixup is also on,
             one of the two is chosen at random for each image.

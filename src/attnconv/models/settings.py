@@ -34,14 +34,14 @@ class AttentionSettings:
         attention_dropout: Dropout rate of attention probabilities. A rate above 0 requires dense attention matrices.
         norm: Layer normalisation after each residual sum ("post", as in the paper) or before each branch ("pre").
         norm_epsilon: Constant that layer normalisation adds to the variance.
-        head_channels: Number of channels of each head's values, between the separate projections W_val and W_out. By
+        head_channels: Number of channels of each head's values, between separate value and output projections. By
             default, both projections are merged into one matrix per head.
         key_channels: Number of channels of each head's queries and keys, for encodings that compute queries and keys
             from content. The default is the width.
         max_shift: Largest shift along each axis in the tables of learned relative encodings, in positions.
         centres: Initial centres of quadratic heads. near: the shifts nearest to 0, so that nine heads form a 3 x 3
-            kernel; the initial attention of each head is half as wide. normal: normally distributed around the query,
-            as in the paper.
+            kernel; initially, their attention is half as wide as with normal. normal: normally distributed around the
+            query, as in the paper.
         centre_std: Standard deviation of the initial centres, in positions (centres "normal" only).
         spread_std: Standard deviation of the initial spreads s of quadratic heads, in 1 / position; their mean is 1.
             Spreads are inverse widths: the attention of a head is a Gaussian with standard deviation 1 / s.
