@@ -18,8 +18,7 @@ ON_SCREEN = 6  # number of columns, layer to coverage, that fit in 80 characters
 class Arguments(AttentionOptions):
     """Measure how closely the attention of a model resembles convolution, and write a page with figures.
 
-    Each attention layer gets a score from 0 (uniform attention) to 1 (a convolution). The page also shows statistics of
-    each head.
+    Layers get a score from 0 (uniform attention) to 1 (a convolution). The page also shows statistics of each head.
 
     Examples:
         attnconv audit runs/quadratic-digits --data digits

@@ -34,13 +34,13 @@ class Arguments:
         torchrun --nproc-per-node 2 -m attnconv train resnet18 --precision bf16
 
     Attributes:
-        preset: Preset (model and training recipe); `attnconv models` lists all. Required unless --config names a preset.
+        preset: Preset (model and training recipe) in the list of `attnconv models`. Required unless --config names one.
         config: JSON file with settings that override the recipe's, such as the settings.json of a run. Flags override
             the file. Settings that are missing from the file take the recipe's values.
         recipe: Recipe that sets the defaults of the training options: modern (for the small presets) or paper (the
             paper's hyperparameters). Both use the paper's augmentation. The default is the preset's recipe.
         out: Run folder, to which everything is written. The default is runs/PRESET.
-        resume: Resume the run in the run folder from its last checkpoint, with the settings of that run. If the folder
+        resume: Resume the run in the folder from its last checkpoint, with the settings of that run. If the folder
             contains no run, start a new one.
         start_from: Run folder or weights file (.safetensors) with the initial weights, such as the output of
             `attnconv prune`; PRESET then selects only the recipe. The default is a new model with random weights.

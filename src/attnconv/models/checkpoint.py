@@ -187,7 +187,7 @@ def load_weights(model: nn.Module, checkpoint: Checkpoint) -> None:
     """
     check_module(model)
     if not isinstance(checkpoint, Checkpoint):
-        raise TypeError(bad("checkpoint", "must be returned by read_checkpoint", type(checkpoint).__name__))
+        raise TypeError(bad("checkpoint", "must be a Checkpoint (see read_checkpoint)", type(checkpoint).__name__))
     if any(nn.parameter.is_lazy(tensor) for tensor in model.state_dict().values()):
         fix = "Run the model once on an image to initialise its lazy layers."
         raise ValueError(bad("model", "must have initialised parameters", type(model).__name__, fix))

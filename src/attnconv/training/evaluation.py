@@ -62,7 +62,7 @@ def evaluate(
     precision: PrecisionName = "32",
     device: torch.device | str = "cpu",
 ) -> Metrics:
-    """Evaluate a model on images. It is moved to `device`, cast to the dtype of `precision`, and left in eval mode.
+    """Evaluate a model, which is moved to `device`, cast to the dtype of `precision`, and left in evaluation mode.
 
     Args:
         model: Module from normalised images (b, c, height, width) to logits (b, classes).

@@ -92,7 +92,7 @@ class RunFolder:
     def record(self) -> dict[str, Any]:
         """Read `settings.json`; raise `ValueError` if the folder contains no run or the file is invalid."""
         if not self.exists():
-            fix = "Pass a run folder of `attnconv train`, such as runs/quadratic-digits."
+            fix = "Pass a run folder written by `attnconv train`, such as runs/quadratic-digits."
             raise ValueError(bad("run", "must be a folder that contains settings.json", str(self.path), fix))
         record = _read_map(self.settings_file)
         if record.get("format") != FORMAT:
@@ -253,5 +253,5 @@ def _lines(file: Path, kind: type) -> Iterator[Any]:
             yield msgspec.json.decode(line, type=kind)
         except (ValueError, RecursionError) as error:
             where, got = f"{file}, line {number}", repr(line[:60].decode("utf-8", "replace"))
-            requirement = f"must be a JSON object with {', '.join(kind.__annotations__)}"
+            requirement = f"must be a JSON object with the keys {', '.join(kind.__annotations__)}"
             raise ValueError(bad(where, requirement, got, "Remove the line, or restore the file.")) from error
