@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class Arguments(ImageOptions):
     """Replace the convolutions of a network with equivalent multi-head self-attention layers.
 
-    Compares both networks layer by layer, and writes the new one if --out, --export or --onnx is given.
+    Compares the original and the new network layer by layer; writes the latter if --out, --export or --onnx is given.
 
     Examples:
         attnconv recast resnet18 --out resnet18.safetensors
@@ -30,7 +30,7 @@ class Arguments(ImageOptions):
         image_size: Image height and width in pixels: HxW, or N for both. The default is the model's image size, or 224
             if it is unknown.
         out: Weights file (.safetensors) to write; it must not exist yet. Commands and `attnconv.load` can read it.
-        export: Program (.pt2) to write with torch.export, for PyTorch without this library; it must not exist yet.
+        export: Program (.pt2) to write with torch.export; it must not exist yet. PyTorch can run it without attnconv.
         onnx: ONNX file to write; it must not exist yet. Requires the packages onnx and onnxscript.
         alpha: Sharpness of the heads, in 1 / position^2. By default, heads are hard: each query attends to one key.
         weights: Weights of the heads if --alpha is given: the best approximation of the convolution (nearest), or

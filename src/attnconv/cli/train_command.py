@@ -34,7 +34,7 @@ class Arguments:
         torchrun --nproc-per-node 2 -m attnconv train resnet18 --precision bf16
 
     Attributes:
-        preset: Preset (model and training recipe) in the list of `attnconv models`. Required unless --config names one.
+        preset: Preset (a model with a training recipe) listed by `attnconv models`. Required unless --config names one.
         config: JSON file with settings that override the recipe's, such as the settings.json of a run. Flags override
             the file. Settings that are missing from the file take the recipe's values.
         recipe: Recipe that sets the defaults of the training options: modern (for the small presets) or paper (the

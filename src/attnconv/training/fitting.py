@@ -184,5 +184,5 @@ def starting_model(run: RunFolder) -> nn.Module:
     for now, then in zip(made, recorded, strict=False):  # the record may be empty
         if not torch.allclose(torch.tensor(now), torch.tensor(then), atol=1e-5):
             fix = "Use the version of attnconv that wrote the run."
-            raise ValueError(bad("run", "must have the centres in its heads.jsonl", f"others for {run.path}", fix))
+            raise ValueError(bad("run", "must reproduce the centres in heads.jsonl", f"others for {run.path}", fix))
     return model.eval()

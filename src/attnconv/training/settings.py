@@ -45,7 +45,7 @@ class OptimSettings:
         decay_vectors: Also apply weight decay to biases and to scales of normalisation layers, as in the paper's code.
         position_rate: Learning rate of centres and spreads, as a multiple of that of the other parameters. With AdamW,
             the centres move very little in a short run if this is 1.
-        clip: Maximum L2 norm of the gradient of all parameters; larger gradients are rescaled to it. None turns it off.
+        clip: Maximum L2 norm of the whole gradient, to which larger gradients are rescaled; None turns clipping off.
         label_smoothing: Label smoothing factor, in [0, 1).
     """
 
