@@ -107,9 +107,9 @@ class Subject:
 
         sizes, channels, count, skip = self.sizes, self.channels, options.images, options.skip_broken
         if self.dims != 2 or channels not in (1, 3):
-            got = f"{self.dims} axes and {channels} channels"
+            got = f"images with channels: {channels}, spatial axes: {self.dims}"
             requirement = "must be omitted for a model whose images are not greyscale or RGB"
-            raise ValueError(bad("--data", requirement, got, "Without it, the model is applied to noise."))
+            raise ValueError(bad("--data", requirement, got, "The default is random noise."))
         mean, std = self.normalisation
         if data in DATA_SETS:
             with downloading() as progress:

@@ -183,7 +183,7 @@ def load_weights(model: nn.Module, checkpoint: Checkpoint) -> None:
 
     Raises:
         TypeError: `model` is not a module, or `checkpoint` is not a `Checkpoint`.
-        ValueError: The model has lazy layers or different tensor names or shapes, or attention would be NaN or infinite.
+        ValueError: The model has lazy layers or other tensor names or shapes, or attention would be NaN or infinite.
     """
     check_module(model)
     if not isinstance(checkpoint, Checkpoint):

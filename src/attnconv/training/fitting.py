@@ -56,7 +56,7 @@ def fit(
         command: Command line that started the run, to be stored in its settings.json.
 
     Raises:
-        SettingsError: Settings are invalid. The message lists all of them, and nothing has been written.
+        SettingsError: Settings are invalid. The message lists all of them, and nothing is written.
         ValueError: Another process is writing to the folder, the folder contains other files, its training state is
             damaged or belongs to a different run, the data set is missing, or the initial weights do not fit the model.
         OSError: A required file is missing, or the folder is not writable. Existing files remain valid.

@@ -109,7 +109,7 @@ class RunFolder:
         return settings
 
     def begin(self, settings: RunSettings, environment: Mapping[str, Any]) -> None:
-        """Create the folder and write `settings.json`, with the values of `attnconv.training.environment`."""
+        """Create the folder and write `settings.json` with the settings and the `environment` of the run."""
         self.checkpoints.mkdir(parents=True, exist_ok=True)
         # The identifier links the state to its run: runs with equal settings may have different initial weights.
         values = {"format": FORMAT, "run": secrets.token_hex(8), "settings": plain(settings)}
@@ -148,7 +148,7 @@ class RunFolder:
         return not self.path.exists() or all(path == self.lock_file for path in self.path.iterdir())
 
     def foreign_files(self) -> list[Path]:
-        """List files that do not belong to the run; without settings.json, only earlier files belong to it."""
+        """List files that do not belong to the run. Until settings.json exists, only the files written before it belong."""
         own = {self.lock_file, self.start_weights, *self.path.rglob(PARTIAL)}
         if self.exists():
             own |= set(vars(self).values()) - {self.checkpoints, self.report}

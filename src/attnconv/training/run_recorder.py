@@ -39,7 +39,7 @@ _FOREIGN = (pickle.UnpicklingError, RuntimeError, EOFError, OSError, LookupError
 
 
 class DivergedError(ArithmeticError):
-    """The loss is not finite. The run has stopped, and its last valid checkpoint is kept."""
+    """Error for a loss that is not finite. The run has stopped, and its last valid checkpoint is kept."""
 
 
 @final
