@@ -148,7 +148,7 @@ class RunFolder:
         return not self.path.exists() or all(path == self.lock_file for path in self.path.iterdir())
 
     def foreign_files(self) -> list[Path]:
-        """List files that do not belong to the run. Until settings.json exists, only the files written before it belong."""
+        """List files that do not belong to the run or, if settings.json does not exist yet, to the start of a run."""
         own = {self.lock_file, self.start_weights, *self.path.rglob(PARTIAL)}
         if self.exists():
             own |= set(vars(self).values()) - {self.checkpoints, self.report}
