@@ -81,4 +81,4 @@ def check_dense(images: object, argument: str = "images", *, least: int = 0, dim
     if 0 in images.shape[1:]:
         raise ValueError(bad(argument, "must not be empty", f"shape {tuple(images.shape)}"))
     if len(images) < least:
-        raise ValueError(bad(argument, f"must contain at least {least} images", len(images)))
+        raise ValueError(bad(argument, f"must contain {least} or more images", len(images)))

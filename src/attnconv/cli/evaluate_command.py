@@ -73,7 +73,7 @@ def run(arguments: Arguments) -> None:
         data = load_data(arguments.data, image_size=image_size, progress=progress)
     known, shape = loaded.settings, (data.test.channels, len(data.classes))
     if known is not None and shape != (known.image_channels, known.classes):
-        requirement = f"must select the {known.image_channels} channels and {known.classes} classes of {loaded.source}"
+        requirement = f"must match {loaded.source} (channels: {known.image_channels}, classes: {known.classes})"
         fix = "Select the data set that the model was trained on with --data-name and --data-root."
         raise SettingsError([Problem("--data-name", requirement, "{} and {}".format(*shape), fix, data.source)])
     images = data.test if arguments.split == "test" else data.validation

@@ -68,7 +68,7 @@ def _normalise(
     channels = pixels.shape[1]
     for name, values in (("mean", mean), ("std", std)):
         if len(values) != channels:
-            raise ValueError(bad(name, f"must have one number for each of the {channels} channels", values))
+            raise ValueError(bad(name, f"must have one number per channel ({channels})", values))
     if min(std) <= 0.0:
         raise ValueError(bad("std", "must be positive", std))
     for channel, shift, scale in zip(pixels.unbind(1), mean, std, strict=True):

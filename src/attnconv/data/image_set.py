@@ -51,7 +51,7 @@ class ImageSet:
             raise ValueError(bad("images", "must be uint8 of shape (n, channels, height, width)", got))
         if tuple(self.labels.shape) != shape[:1] or self.labels.dtype != torch.int64:
             got = f"shape {tuple(self.labels.shape)} of {self.labels.dtype}"
-            raise ValueError(bad("labels", f"must be {shape[0]} int64 class indices, one per image", got))
+            raise ValueError(bad("labels", f"must be int64 class indices, one per image ({shape[0]})", got))
 
     def __len__(self) -> int:
         return len(self.labels)

@@ -230,7 +230,7 @@ def _check_about(settings: ModelSettings | None, about: About, *, origin: str = 
         fine = all(is_real(value) and value > least for value in values)
         if not fine or len(mean) != len(std) or len(values) not in (0, channels):
             above = " above 0" if name == "std" else ""
-            requirement = f"must be {channels} finite numbers{above}, one per image channel"
+            requirement = f"must be finite numbers{above}, one per image channel ({channels})"
             raise ValueError(bad(name, requirement, list(values), origin=origin))
 
 

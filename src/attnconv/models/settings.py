@@ -81,7 +81,7 @@ class AttentionSettings:
         """Yield a problem for each violated rule between fields."""
         per_layer = isinstance(self.heads, tuple) and fine("heads", "layers")
         if per_layer and len(self.heads_per_layer) != self.layers:
-            yield Problem("heads", f"must be one integer, or {self.layers} integers, one per layer")
+            yield Problem("heads", f"must be one integer, or one per layer ({self.layers})")
         if self.centres == "near" and fine("encoding") and not self.encoding.startswith("quadratic"):
             yield Problem("centres", f"must be normal for encoding {self.encoding}, whose heads have no centres")
         if fine("image_size", "downsampling") and self.image_size % self.downsampling:
@@ -118,7 +118,7 @@ class ResNetSettings:
     def conflicts(self, fine: Fine) -> Iterator[Problem]:
         """Yield a problem for each violated rule between fields."""
         if fine("widths", "blocks") and len(self.blocks) != len(self.widths):
-            yield Problem("blocks", f"must be {len(self.widths)} integers, one per width")
+            yield Problem("blocks", f"must be integers, one per width ({len(self.widths)})")
         if sum(self.blocks) > MOST_LAYERS:
             yield Problem("blocks", f"must be at most {MOST_LAYERS} in total")
         if fine():

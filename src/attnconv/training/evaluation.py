@@ -83,7 +83,7 @@ def evaluate(
         3
     """
     if images.channels != len(mean):
-        raise ValueError(bad("images", f"must have {len(mean)} channels, like `mean`", images.channels))
+        raise ValueError(bad("images", f"must have as many channels as `mean` ({len(mean)})", images.channels))
     device = torch.device(device)
     model.to(device=device, dtype=dtype_of(precision))
     largest = int(images.labels.max()) if len(images) else 0
