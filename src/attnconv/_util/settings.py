@@ -124,7 +124,7 @@ def _value(hint: Any, value: Any, name: str) -> tuple[Any, list[Problem]]:
     if not classes:
         return _plain_value(hint, value, name)
     if not isinstance(value, Mapping):
-        return None, [Problem(name or "settings", "must be a group of settings", repr(value))]
+        return None, [Problem(name or "settings", "must map setting names to values", repr(value))]
     if len(classes) == 1:
         return _instance(next(iter(classes.values())), value, name)
     kind = value.get("kind")

@@ -26,7 +26,7 @@ class Arguments:
 
     Attributes:
         out: Run folder. It must be new or empty, or contain only an earlier demo, which is then replaced.
-        epochs: Number of training epochs. The default is the recipe's value, 50.
+        epochs: Number of training epochs. The default is 50.
     """
 
     out: Path = Path("runs/demo")

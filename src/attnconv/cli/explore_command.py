@@ -28,10 +28,10 @@ class Arguments(AttentionOptions):
         attnconv explore timm:vit_tiny_patch16_224 --pretrained --data PATH/TO/IMAGES
 
     Attributes:
-        model: Preset, run folder, checkpoint, timm:NAME, hf:NAME, torchvision:NAME or package.module:function. The
-            default is the run of `attnconv demo` or, if there is none, a bundled example.
+        model: Preset, run folder, weights file, timm:NAME, hf:NAME, torchvision:NAME or
+            package.module:function. The default is the run of `attnconv demo` or, if there is none, a bundled example.
         data: Initial images: a folder of image files (searched recursively), digits or cifar10. The default is digits
-            for runs trained on them, and noise if attention depends only on positions; otherwise, there is no default.
+            for runs trained on digits, and random noise if attention depends only on positions. Required otherwise.
         snapshots: Maximum number of epochs of a run to show; 0 shows only the loaded weights.
         budget: Maximum size in MB (10^6 bytes) of the attention data stored for each image. If not all queries fit,
             only queries on an evenly spaced grid are stored.
@@ -50,7 +50,7 @@ class Arguments(AttentionOptions):
 
 
 def run(arguments: Arguments) -> None:
-    """Load the model, read its attention, and serve or write the page."""
+    """Load the model, record its attention, and serve or write the page."""
     require_room("--export", arguments.export)
     from attnconv.explorer import export, find_page
 

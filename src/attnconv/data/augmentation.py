@@ -52,7 +52,7 @@ def normalise(
         std: Standard deviation of each channel, positive.
 
     Raises:
-        ValueError: The number of constants differs from the number of channels, or `std` is not positive.
+        ValueError: `mean` or `std` does not have one value per channel, or a value of `std` is not positive.
 
     Example:
         >>> normalise(torch.zeros(1, 1, 2, 2, dtype=torch.uint8), (0.5,), (0.5,)).unique()
@@ -68,7 +68,7 @@ def _normalise(
     channels = pixels.shape[1]
     for name, values in (("mean", mean), ("std", std)):
         if len(values) != channels:
-            raise ValueError(bad(name, f"must have one number for each of the {channels} channels", values))
+            raise ValueError(bad(name, f"must have one number per channel ({channels})", values))
     if min(std) <= 0.0:
         raise ValueError(bad("std", "must be positive", std))
     for channel, shift, scale in zip(pixels.unbind(1), mean, std, strict=True):

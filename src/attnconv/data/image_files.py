@@ -100,9 +100,7 @@ def open_picture(
     except PictureError:
         raise
     except UnidentifiedImageError as error:
-        raise UnsupportedTypeError(
-            bad(name, f"must be an image in the format {', '.join(formats)}", "another format")
-        ) from error
+        raise UnsupportedTypeError(bad(name, f"must be a {' or '.join(formats)} image", "other content")) from error
     except (Image.DecompressionBombError, Image.DecompressionBombWarning, MemoryError) as error:
         got = str(error) or "an image that does not fit in memory"
         raise TooLargeError(bad(name, f"must have at most {largest:,} pixels", got)) from error
@@ -278,7 +276,7 @@ def _decode(paths: list[Path], size: int) -> UInt8[Tensor, "n c size size"]:
         results = list(pool.map(attempt, paths))
     if broken := [result for result in results if isinstance(result, str)]:
         fix = "Replace or remove them:\n" + _listed(broken)
-        raise ValueError(bad("data.root", "must contain only valid images", f"{len(broken)} broken files", fix))
+        raise ValueError(bad("data.root", "must contain only valid images", f"broken files ({len(broken)})", fix))
     return torch.stack([result for result in results if not isinstance(result, str)])
 
 
@@ -312,7 +310,7 @@ def read_pictures(
     Args:
         folder: Folder of images, which may be in subfolders.
         sizes: Height and width of the result in pixels.
-        count: Maximum number of images, at least 1, taken from the subfolders in turn and in alphabetical order.
+        count: Maximum number of images, at least 1, taken from the subfolders in turn, in alphabetical order.
         channels: 3 for RGB, 1 for greyscale.
         skip_broken: Skip files that cannot be read, instead of raising an error.
         varied: Treat images of a single colour as broken.
@@ -338,7 +336,7 @@ def read_pictures(
             broken.append(str(error))
     if broken and not skip_broken:
         fix = "Replace or remove them, or pass skip_broken=True:\n" + _listed(broken)
-        raise ValueError(bad(str(folder), "must contain only valid images", f"{len(broken)} broken files", fix))
+        raise ValueError(bad(str(folder), "must contain only valid images", f"broken files ({len(broken)})", fix))
     if not found:
         got = f"only broken files:\n{_listed(broken)}" if broken else "none"
         raise ValueError(bad(str(folder), f"must contain images ({', '.join(SUFFIXES)})", got))

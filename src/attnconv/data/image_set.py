@@ -51,7 +51,7 @@ class ImageSet:
             raise ValueError(bad("images", "must be uint8 of shape (n, channels, height, width)", got))
         if tuple(self.labels.shape) != shape[:1] or self.labels.dtype != torch.int64:
             got = f"shape {tuple(self.labels.shape)} of {self.labels.dtype}"
-            raise ValueError(bad("labels", f"must be {shape[0]} int64 numbers, one per image", got))
+            raise ValueError(bad("labels", f"must be int64 class indices, one per image ({shape[0]})", got))
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -133,7 +133,7 @@ def channel_statistics(images: UInt8[Tensor, "n c height width"]) -> tuple[tuple
 
 
 def uniform(seed: int, epoch: int, n: int) -> Float32[Tensor, "n 36"]:
-    """Sample multiples of 2^-24 in [0, 1) for augmentation. The seed must be below 2^63, the epoch below 2^32."""
+    """Sample multiples of 2^-24 in [0, 1), uniformly. The seed must be below 2^63, and the epoch below 2^32."""
     words = _words(seed, epoch, AUGMENT, (n, COLUMNS))
     return torch.from_numpy((words >> 40).astype(np.float32) * np.float32(2.0**-24))
 

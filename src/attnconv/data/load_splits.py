@@ -16,7 +16,7 @@ def load_data(settings: DataSettings, *, image_size: int = 32, progress: Progres
 
     Args:
         settings: Data set, its folder, and how it is split.
-        image_size: Image folders only: side in pixels of the square to which images are scaled and cropped.
+        image_size: Images are scaled and cropped to a square of this side, in pixels (image folders only).
         progress: Called with (bytes received, total bytes) while an archive is downloaded.
 
     Raises:

@@ -183,11 +183,11 @@ def load_weights(model: nn.Module, checkpoint: Checkpoint) -> None:
 
     Raises:
         TypeError: `model` is not a module, or `checkpoint` is not a `Checkpoint`.
-        ValueError: The model has lazy layers, its tensor names or shapes differ, or attention would be NaN or infinite.
+        ValueError: The model has lazy layers or other tensor names or shapes, or attention would be NaN or infinite.
     """
     check_module(model)
     if not isinstance(checkpoint, Checkpoint):
-        raise TypeError(bad("checkpoint", "must be returned by read_checkpoint", type(checkpoint).__name__))
+        raise TypeError(bad("checkpoint", "must be a Checkpoint (see read_checkpoint)", type(checkpoint).__name__))
     if any(nn.parameter.is_lazy(tensor) for tensor in model.state_dict().values()):
         fix = "Run the model once on an image to initialise its lazy layers."
         raise ValueError(bad("model", "must have initialised parameters", type(model).__name__, fix))
@@ -230,7 +230,7 @@ def _check_about(settings: ModelSettings | None, about: About, *, origin: str = 
         fine = all(is_real(value) and value > least for value in values)
         if not fine or len(mean) != len(std) or len(values) not in (0, channels):
             above = " above 0" if name == "std" else ""
-            requirement = f"must be {channels} finite numbers{above}, one per image channel"
+            requirement = f"must be finite numbers{above}, one per image channel ({channels})"
             raise ValueError(bad(name, requirement, list(values), origin=origin))
 
 

@@ -62,7 +62,7 @@ def evaluate(
     precision: PrecisionName = "32",
     device: torch.device | str = "cpu",
 ) -> Metrics:
-    """Evaluate a model on images. It is moved to `device`, cast to the dtype of `precision`, and left in eval mode.
+    """Evaluate a model, which is moved to `device`, cast to the dtype of `precision`, and left in evaluation mode.
 
     Args:
         model: Module from normalised images (b, c, height, width) to logits (b, classes).
@@ -83,7 +83,7 @@ def evaluate(
         3
     """
     if images.channels != len(mean):
-        raise ValueError(bad("images", f"must have {len(mean)} channels, like `mean`", images.channels))
+        raise ValueError(bad("images", f"must have as many channels as `mean` ({len(mean)})", images.channels))
     device = torch.device(device)
     model.to(device=device, dtype=dtype_of(precision))
     largest = int(images.labels.max()) if len(images) else 0

@@ -41,7 +41,7 @@ def fit(
     progress: bool = True,
     command: Sequence[str] = (),
 ) -> RunFolder:
-    """Train a model, write its settings, metrics, heads and checkpoints to a run folder, and return this folder.
+    """Train a model, write its settings, metrics, head centres and checkpoints to a run folder, and return the folder.
 
     With several processes started by torchrun, all processes call `fit`, the first process writes, and all return when
     the folder is complete.
@@ -49,17 +49,17 @@ def fit(
     Args:
         settings: Settings of the run.
         run_dir: Run folder, which must be new or empty. With `resume`, it may contain a run with the same settings.
-        resume: Resume the run in the folder after its last complete epoch; start a new run if there is none.
+        resume: Resume the run in the folder from its last checkpoint; if the folder contains no run, start a new one.
         start_from: Checkpoint or run folder with the initial weights, which are copied to the new run folder. The
             default is random weights.
         progress: Show progress on standard error, as a bar on a terminal and otherwise as one line per epoch.
         command: Command line that started the run, to be stored in its settings.json.
 
     Raises:
-        SettingsError: Settings are invalid. The message lists all of them, and nothing has been written.
+        SettingsError: Settings are invalid. The message lists all of them, and nothing is written.
         ValueError: Another process is writing to the folder, the folder contains other files, its training state is
             damaged or belongs to a different run, the data set is missing, or the initial weights do not fit the model.
-        OSError: A file to resume or start from is missing, or the folder is not writable. Existing files remain valid.
+        OSError: A required file is missing, or the folder is not writable. Existing files remain valid.
         DivergedError: The loss is no longer finite. The last valid checkpoint is kept.
         KeyboardInterrupt: The run was interrupted by Ctrl-C. The last checkpoint is kept.
     """
@@ -175,7 +175,7 @@ def first_model(folder: RunFolder, settings: RunSettings) -> nn.Module:
 def starting_model(run: RunFolder) -> nn.Module:
     """Build the initial model of a run, without changing the state of torch's generator.
 
-    Raises `ValueError` if the initial centres differ from those recorded in `heads.jsonl` by a different version.
+    Raises `ValueError` if its centres differ from those in `heads.jsonl`, which a different version may have written.
     """
     with torch.random.fork_rng(devices=[]):
         model = first_model(run, run.settings())

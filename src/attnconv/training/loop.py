@@ -148,7 +148,7 @@ def _metrics_of_all(sums: Float[Tensor, " 3"]) -> Metrics:
 
 @contextmanager
 def numerics(device: torch.device) -> Iterator[None]:
-    """Use deterministic algorithms on the CPU, and the fastest convolutions on a GPU; enable flushing of denormals.
+    """Use deterministic algorithms on the CPU, and the fastest convolutions on a GPU; flush denormals to zero.
 
     Peaked attention produces denormal numbers, with which CPUs are up to fourteen times slower. They are flushed to
     zero in this thread and in threads that it starts, even after the block.
