@@ -62,7 +62,7 @@ class Session:
         """Compute the payload of one image file with a declared media type, for `app`.
 
         Raises:
-            ValueError: The image is rejected (see `read_upload`), or all of its pixels have the same colour.
+            ValueError: If the image is rejected (see `read_upload`), or all of its pixels have the same colour.
         """
         pixels = read_upload(content, declared, self.sizes, channels=len(self.mean))
         return self.payload(pixels[None], ("your image",))
@@ -80,9 +80,9 @@ def read_upload(
         channels: 3 for RGB, 1 for greyscale.
 
     Raises:
-        UnsupportedTypeError: The declared type is not in `TYPES` or not that of the bytes, or the WebP is animated.
-        TooLargeError: The file has over `LARGEST_UPLOAD` bytes, or the image too many pixels in total or per side.
-        PictureError: The image is broken, or has more than 8 bits per channel.
+        UnsupportedTypeError: If the declared type is not in `TYPES` or not the file's, or a WebP file is animated.
+        TooLargeError: If the file has over `LARGEST_UPLOAD` bytes, or the image too many pixels (in total or per side).
+        PictureError: If the image is broken, or has more than 8 bits per channel.
     """
     wanted = TYPES.get(declared.partition(";")[0].strip().lower())
     if wanted is None:

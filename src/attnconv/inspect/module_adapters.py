@@ -258,10 +258,10 @@ def _block(name: str, block: nn.Module) -> VitBlock:
     inner = next((inner for inner in ("attn", "attention") if hasattr(block, inner)), "")
     norm, mlp = _first(block, ("norm1", "layernorm_before")), _first(block, ("mlp", "output"))
     if not inner or norm is None or mlp is None:
-        raise _refusal(block, "with one attention, a norm before it and one mlp per block", name)
+        raise _refusal(block, "with one attention layer, a normalisation layer before it and one MLP per block", name)
     out = _first(mlp, ("fc2", "down_proj", "weights_out", "dense"))
     if not isinstance(out, nn.Linear):
-        raise _refusal(mlp, "with an mlp that ends in the linear layer fc2", name)
+        raise _refusal(mlp, "with an MLP that ends in a linear layer named fc2", name)
     for part in ("ls1", "ls2", "layer_scale1", "layer_scale2"):
         weights = getattr(block, part).parameters() if hasattr(block, part) else ()
         if any(bool((weight != weight.flatten()[0]).any()) for weight in weights):

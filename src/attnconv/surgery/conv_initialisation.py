@@ -93,14 +93,14 @@ def start_as_convolution(
         The measurements of each layer, by the name of its attention module.
 
     Raises:
-        TypeError: `model` is not a module, or `images` is not a dense floating-point tensor.
-        ValueError: The model is not supported, an argument is out of range, or the filters do not match the model; an
-            image is constant, not finite or rejected by the model; or the model would compute NaN or infinity. The
-            model is unchanged after any exception.
+        TypeError: If `model` is not a module, or `images` is not a dense floating-point tensor.
+        ValueError: If the model is not supported, an argument is out of range, or the filters do not match the model;
+            if an image is constant, not finite or rejected by the model; or if the model would compute NaN or infinity.
+            The model is unchanged after any exception.
 
     Warns:
-        UserWarning: The mean attention of a layer's heads is below `mass`, or the rank limit changes the given filters
-            by more than 1 % (relative).
+        UserWarning: If the mean attention of a layer's heads is below `mass`, or the rank limit changes the given
+            filters by more than 1 % (relative).
 
     Example:
         >>> import timm  # doctest: +SKIP
