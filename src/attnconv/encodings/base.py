@@ -180,8 +180,7 @@ class SeparableEncoding(Encoding):
 
         Args:
             axis: Index of the axis, from 0 (height in 2-D).
-            shifts: Key minus query along that axis, integer values; one row per query and one column per
-                lattice point (a key or padding, see `attnconv.grid`).
+            shifts: Integers, key minus query along that axis; one row per query, one column per key or padding point.
         """
 
     @final

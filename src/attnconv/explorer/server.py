@@ -74,7 +74,7 @@ def app(
         payload: Initial payload of the page; None for a page without a model.
         answer: Function that maps the bytes and the declared media type of an image file to a new payload. The messages
             of its `ValueError`s are shown to the user. None if uploads are not supported.
-        port: Port of the server; requests must have it in their Host and Origin headers.
+        port: Port of the server; a request is accepted only if its host and origin have this port.
         page: HTML of the page; None for the page in the package.
 
     Raises:
@@ -110,7 +110,7 @@ def listen(port: int) -> socket.socket:
     try:
         return socket.create_server((HOST, whole("port", port, 0, 65_535)), backlog=64)  # early clients wait
     except OSError as error:
-        message = bad("port", "must be free", f"{port} ({error.strerror})", "Use a free port, or 0 for any.")
+        message = bad("port", "must be free", f"{port} ({error.strerror})", "Use a free port, or 0 for any free port.")
         raise OSError(error.errno, message) from error
 
 

@@ -31,7 +31,7 @@ class Session:
     Args:
         model: Any module that `visit_attention` can read.
         sizes: Height and width of the model's input, in pixels.
-        mean: Mean of each channel, for images in [0, 1]; one number for greyscale images, three for RGB.
+        mean: Mean of each channel for normalisation, for images in [0, 1]; one number for greyscale, three for RGB.
         std: Standard deviation of each channel.
         options: Further arguments of `payload`: `title`, `snapshots`, `layers`, `grid`, `prefix`, `budget`.
 
@@ -86,7 +86,7 @@ def read_upload(
     """
     wanted = TYPES.get(declared.partition(";")[0].strip().lower())
     if wanted is None:
-        raise UnsupportedTypeError(bad("image", f"must be one of {', '.join(TYPES)}", repr(declared[:60])))
+        raise UnsupportedTypeError(bad("image", f"must be of type {' or '.join(TYPES)}", repr(declared[:60])))
     if len(content) > LARGEST_UPLOAD:
         raise TooLargeError(bad("image", f"must have at most {LARGEST_UPLOAD:,} bytes", f"{len(content):,}"))
     formats, most = tuple(TYPES.values()), 2 * max(sizes)

@@ -165,7 +165,7 @@ class LayerTrend:
     """Trend of a statistic over layers.
 
     Attributes:
-        rho: Spearman's rank correlation of layer and value, -1 to 1; 0 if all values or all layers are the same.
+        rho: Spearman's rank correlation between layer index and value, -1 to 1; 0 if one of them is constant.
         chance: 95 % quantile of `rho` when heads are shuffled over layers.
     """
 

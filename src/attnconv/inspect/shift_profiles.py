@@ -37,11 +37,11 @@ class ShiftProfile:
     """Mean attention of each head of one layer at each shift.
 
     Attributes:
-        mass: p_h(delta), (h, *shifts) float64, 0 to 1, with one axis per axis of the grid; 0 where Q(delta) is empty.
-        counts: Number of queries in Q(delta), summed over images, (*shifts) int64.
-        noise: Variance of p_h(delta) regarded as a mean over the n queries of one image, s^2 / (n - 1), shaped like
+        mass: p_h(delta), (h, *shifts) float64, 0 to 1, with one axis per axis of the grid; 0 where `counts` is 0.
+        counts: Number of queries q with a key at q + delta, summed over images, (*shifts) int64.
+        noise: Variance of p_h(delta), regarded as a mean over n queries of one image: s^2 / (n - 1), shaped like
             `mass`; s^2 is the variance of A_h[q, q + delta] over queries and images.
-        constancy: c_h, (h,) float64, 0 to 1; NaN for a head without attention to the image at the queries used.
+        constancy: How constant attention is as the query moves, c_h in [0, 1], (h,) float64; NaN if it is 0 everywhere.
         reach: Smallest and largest shift of each axis, in positions.
         middle: Smallest and largest candidate for the centre of the receptive field, as a shift; a pair for each axis.
         key_count: Number of keys in an image, m.

@@ -160,7 +160,7 @@ class NothingToPruneError(ValueError):
 
 
 def pruned_start(planned: PlannedRun, source: RunFolder) -> tuple[RunSettings, Path, str]:
-    """Remove the degenerate heads of a trained model, by the paper's threshold or, if there are none, that of its code.
+    """Remove the degenerate heads of a trained model, by the threshold of the paper or, failing that, of its code.
 
     Return the settings with the remaining heads, the file of pruned weights, and a message. Raise
     `NothingToPruneError` if the source is incomplete, no head is degenerate, or all heads of a layer are degenerate.

@@ -34,7 +34,7 @@ class Curve:
         if split not in _DASHES:
             raise ValueError(bad("split", f"must be one of {', '.join(_DASHES)}", repr(split)))
         if self.epochs.ndim != 1 or self.epochs.shape != self.accuracy.shape or not len(self.epochs):
-            got = f"{self.epochs.shape} and {self.accuracy.shape}"
+            got = f"shapes {self.epochs.shape} and {self.accuracy.shape}"
             raise ValueError(bad("epochs, accuracy", "must be two non-empty lists of the same length", got))
 
     @property

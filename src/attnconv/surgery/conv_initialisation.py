@@ -139,7 +139,7 @@ def _taps(parts: VitParts, filters: Any, kernel_size: int) -> Int[Tensor, "s 2"]
     if isinstance(filters, Tensor):
         kernel_size = filters.shape[-1] if filters.dim() == 4 else 0
         if filters.shape != (channels, channels, kernel_size, kernel_size) or not 0 < kernel_size**2 <= heads:
-            requirement = f"must be ({channels}, {channels}, K, K), with odd K and at most {heads} taps, one per head"
+            requirement = f"must have shape ({channels}, {channels}, K, K), K odd, with at most {heads} taps (= heads)"
             raise ValueError(bad("filters", requirement, tuple(filters.shape)))
         if filters.is_meta or filters.dtype not in FLOATING or not bool(filters.to_dense().isfinite().all()):
             got = f"{filters.dtype} on {filters.device}, or NaN or infinite values"
