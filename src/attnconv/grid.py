@@ -188,7 +188,7 @@ class Grid:
         """Create the grid of a transposed convolution: keys are `stride` apart, with zeros between them.
 
         There are stride * (size - 1) + window - padding_before - padding_after + output_padding queries per axis:
-        padding is cropped from the output, and output_padding (at least 0) is added at its end. See also `make`.
+        padding is cropped from the output, and output_padding (at least 0) extends the output's end. See also `make`.
 
         Raises:
             ValueError: If the padding leaves no output, or an argument is out of range.

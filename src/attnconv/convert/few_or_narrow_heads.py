@@ -55,7 +55,7 @@ def low_rank(layer: SelfAttention, head_channels: int, *, exact: bool = False) -
     Args:
         layer: A layer with merged weights and one group.
         head_channels: D_h, the number of channels of each head's values, at least 1.
-        exact: Repeat each head ceil(rank W_h / D_h) times for exact weights. Requires `Encoding.by_head`.
+        exact: Repeat each head ceil(rank W_h / D_h) times for exact weights. The encoding must declare `by_head`.
 
     Raises:
         TypeError: If `layer` is not an attention layer.

@@ -106,8 +106,7 @@ def equation_9(conv: Forward, *, alpha: float = 46.0) -> SelfAttention:
     Every score is then ``-alpha (|delta - Delta_h|^2 - |Delta_h|^2)``. All four terms of equation (8) are computed.
 
     Args:
-        conv: nn.Conv1d, nn.Conv2d or nn.Conv3d. Query positions must be in the image, as equation (8) uses their
-            content.
+        conv: nn.Conv1d, nn.Conv2d or nn.Conv3d. Queries must be in the image, as equation (8) uses their content.
         alpha: Sharpness of the heads, in 1 / position^2; 46 in the paper.
 
     Raises:

@@ -165,7 +165,7 @@ class Relative(Encoding):
         in_channels: Number of channels of the image.
         heads, dims: Number of heads and number of axes.
         head_channels: Length e of a head's queries and keys; None for in_channels.
-        features: Module for vectors r_delta; None for sinusoids of length in_channels (or next multiple of 2 * dims).
+        features: Module for r_delta; None for sinusoids of length in_channels (or the next multiple of 2 * dims).
         terms: Names of the terms to use, as in `Encoding.terms`; parameters of other terms are not created.
         scaled: Divide the score by sqrt(e), as in Transformer-XL; equation (8) omits this factor.
 

@@ -86,7 +86,7 @@ def payload(
         budget: Bytes per image, split equally between layers, for everything except images and position tables.
 
     Raises:
-        ValueError: If attention cannot be shown, if images are missing, constant or rejected, or if `pictures` do not fit.
+        ValueError: If attention cannot be shown, images are missing, constant or rejected, or `pictures` do not fit.
         TypeError: If `images` is not a floating-point tensor, or `budget` is not an integer.
 
     Example:

@@ -45,7 +45,7 @@ class TokenRows:
         """Return the probabilities of queries in sequences (None for all sequences), in float32 or higher precision."""
         if self._compute is None:
             fix = "Use visit_attention, or enable the model's fused attention."
-            raise ValueError(f"operator: must be used inside `visit` if attention is not fused, not after it. {fix}")
+            raise ValueError(f"operator: must be used inside `visit`, not after it, if attention is not fused. {fix}")
         return self._compute(queries, sequences)
 
     def release(self) -> None:

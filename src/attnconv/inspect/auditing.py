@@ -131,7 +131,7 @@ def audit(
         model: Any module that `visit_attention` can read. It runs in evaluation mode and without gradients.
         images: Input of the model, normalised as in training: a batch, usually (b, c, height, width), or an iterable
             of batches. All images must have the same size.
-        queries: Maximum number of queries per image, spread evenly. Below about 100, scores of random attention rise.
+        queries: Maximum number of queries per image, spread evenly. Below about 100, random attention scores higher.
         batch: Batch size, at least 1. `content_share` compares the images of a batch and requires at least 2.
         grid: Tokens per axis of an image, (height, width), if they cannot be inferred; see `visit_attention`.
         prefix: Number of tokens before the image's tokens, if it cannot be inferred.

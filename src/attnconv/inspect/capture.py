@@ -68,7 +68,7 @@ def visit_attention(
             remaining tokens are assumed to follow the image's tokens.
         layers: Names of the modules to read; None for all. Other modules are ignored.
         options: Additional keyword arguments for the model's forward pass, such as `interpolate_pos_encoding`.
-        unreadable: Called with the module's name and the reason instead of raising an error. Ignored with `layers`.
+        unreadable: Called with name and reason if attention cannot be read, instead of raising. Ignored with `layers`.
 
     Raises:
         TypeError: If an argument has the wrong type.

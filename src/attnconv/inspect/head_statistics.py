@@ -53,7 +53,7 @@ class LayerStatistics:
         coverage: Mean attention of heads to the taps of a centred kernel, one per tap, 0 to 1; see `grid_coverage`.
         tap_residual: Relative distance of these taps from the span of the heads' profiles, 0 to 1; see `tap_residual`.
         redundancy: Mean cosine similarity of the profiles of two heads, 0 to 1; 0 for a single head.
-        receptive_field: RMS distance from the centre of the mean profile, in positions; NaN for profiles of zeros.
+        receptive_field: RMS distance from the centre of the mean profile, in positions; NaN if all profiles are 0.
         convolution_score: Share of the attention that one tap per head accounts for, 0 (uniform attention) to 1.
         profile: Mean attention at each shift.
     """
@@ -103,7 +103,7 @@ def layer_statistics(operator: AttentionOperator, *, queries: Queries | None = N
 class RunningStatistics:
     """Statistics of one layer, accumulated over batches of images: `add` one operator per batch, then call `result`.
 
-    All images have equal weight; an operator shared by a batch counts as one. Moments skip images that a head ignores.
+    All images have equal weight; a shared operator counts as one image. Moments skip images that a head ignores.
 
     Example:
         >>> from attnconv import Dense, Grid

@@ -41,7 +41,7 @@ class ShiftProfile:
         counts: Number of queries q with a key at q + delta, summed over images, (*shifts) int64.
         noise: Variance of p_h(delta), regarded as a mean over n queries of one image: s^2 / (n - 1), shaped like
             `mass`; s^2 is the variance of A_h[q, q + delta] over queries and images.
-        constancy: How constant attention is as the query moves, c_h in [0, 1], (h,) float64; NaN if it is 0 everywhere.
+        constancy: How constant attention is as the query moves, c_h, 0 to 1, (h,) float64; NaN if all attention is 0.
         reach: Smallest and largest shift of each axis, in positions.
         middle: Smallest and largest candidate for the centre of the receptive field, as a shift; a pair for each axis.
         key_count: Number of keys in an image, m.

@@ -41,8 +41,8 @@ class SelfAttention(PlannedLayer):
         padding: Padding around the grid, in positions: one number, one per axis, or (before, after) per axis.
         dilation: Kernel dilation, one number or one per axis; scales the initial centres of an encoding given by name.
         border: Border rule: `renormalise`, `zero`, `replicate`, `reflect` or `circular`; see `attnconv.grid`.
-        window: Kernel extent per axis, in positions, dilation * (kernel_size - 1) + 1; gives the output the size of a
-            convolution's. None for a layer without a kernel; its output has ceil(size / stride) positions per axis.
+        window: Kernel extent per axis, dilation * (kernel_size - 1) + 1, in positions; the output is as large as that
+            of a convolution. None for a layer without a kernel; its output has ceil(size / stride) positions per axis.
         transposed: Act as a transposed convolution: keys are spaced by `stride`, and `padding` is cropped from the
             output. Requires border `zero` and a window.
         output_padding: Positions added at the end of a transposed layer's output; one number, or one per axis.

@@ -43,7 +43,7 @@ def write_paper(
     command: str = "attnconv reproduce",
     notes: Sequence[str] = (),
 ) -> Path:
-    """Write a page with all figures and tables of the paper for which there are runs, and a list of the missing values.
+    """Write a page with all figures and tables of the paper for which there are runs, and a list of what is missing.
 
     Nothing is trained or downloaded. Figures show the first run of each model; accuracies are means over all its runs.
 

@@ -21,8 +21,8 @@ def recomputing(
     """Create a function that saves only its inputs and recomputes intermediate results in the backward pass.
 
     `plain` computes the same as `forward`, but supports higher derivatives. `gradients` receives the inputs, the
-    output's gradient, and one bool per input (whether to compute its gradient). If it is None, autograd records
-    `forward`, again for each backward pass after the first.
+    output's gradient, and one bool per input (whether to compute its gradient). Without `gradients`, autograd
+    records `forward`, again for each backward pass after the first.
     """
 
     @final
