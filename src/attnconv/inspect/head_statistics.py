@@ -232,7 +232,7 @@ def _kernels(profile: ShiftProfile) -> tuple[int, list[Int[Tensor, "taps"]]]:
 
 
 def gaussian_overlap(profile: ShiftProfile) -> Float64[Tensor, "h"]:
-    """Compute each head's overlap with a Gaussian, 0 to 1; NaN for a head without mass."""
+    """Compute each head's overlap with a Gaussian, 0 to 1; NaN for a head without attention to the image."""
     shifts = profile.shifts.double()
     weights = _normalised(profile.mass.flatten(1))
     mean = weights @ shifts
@@ -245,20 +245,20 @@ def gaussian_overlap(profile: ShiftProfile) -> Float64[Tensor, "h"]:
 
 
 def redundancy(profile: ShiftProfile) -> float:
-    """Compute the mean cosine between the profiles of two heads, 0 to 1; 0 for one head, or if no head has mass."""
+    """Compute the mean cosine similarity of two heads' profiles, 0 to 1; 0 for one head, or if all profiles are 0."""
     heads, flat = len(profile.mass), profile.mass.flatten(1)
     cosines = profile_cosines(flat, flat).fill_diagonal_(0)
     return float(cosines.sum() / max(1, heads * (heads - 1)))
 
 
 def profile_cosines(one: Float64[Tensor, "h s"], other: Float64[Tensor, "g s"]) -> Float64[Tensor, "h g"]:
-    """Compute <p, p'> / (|p| |p'|) for every pair of profiles; 0 if one of them has no mass."""
+    """Compute <p, p'> / (|p| |p'|) for every pair of profiles; 0 if one of them is 0."""
     tiny = torch.finfo(torch.float64).tiny
     return F.normalize(one, dim=1, eps=tiny) @ F.normalize(other, dim=1, eps=tiny).mT
 
 
 def receptive_field(profile: ShiftProfile) -> float:
-    """Compute the root mean square of |delta - its mean| under the mean profile, in positions; NaN without mass."""
+    """Compute the root mean square of |delta - its mean| under the mean profile, in positions; NaN if that is 0."""
     shifts = profile.shifts.double()
     weights = _normalised(profile.mass.flatten(1).mean(0, keepdim=True))
     off = shifts - weights @ shifts

@@ -50,7 +50,7 @@ class GatedPositionalAttention(nn.Module):
         scale: Factor of the products of queries and keys, 1 / sqrt(c / h).
 
     Raises:
-        ValueError: If `heads` does not divide `channels`, or a different argument is out of range.
+        ValueError: If `heads` does not divide `channels`, or an argument is out of range.
 
     Example:
         >>> layer = GatedPositionalAttention(8, 4)

@@ -156,7 +156,7 @@ def continued(settings: RunSettings, label: str) -> RunSettings:
 
 @final
 class NothingToPruneError(ValueError):
-    """Error if there is no pruned model to train."""
+    """Raised if there is no pruned model to train."""
 
 
 def pruned_start(planned: PlannedRun, source: RunFolder) -> tuple[RunSettings, Path, str]:
