@@ -46,7 +46,7 @@ class LayerMaps:
     Attributes:
         title: Label of the layer's maps, such as `layer 0`.
         maps: Attention probabilities of the query over all keys, for each head, (h, rows, columns).
-        query: Row and column of the query on the grid of keys, from 0.
+        query: Row and column of the query on the grid of keys, from 0; may be fractional.
 
     Raises:
         ValueError: If `maps` is not three-dimensional, or is empty.
