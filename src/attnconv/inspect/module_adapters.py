@@ -247,7 +247,9 @@ def vit_parts(model: nn.Module) -> VitParts:
     tokens = tuple(inside[name] for name in TOKENS if isinstance(inside.get(name), nn.Parameter))
     prefix = sum(token.shape[1] for token in tokens)
     if not 0 <= positions.shape[1] - grid[0] * grid[1] <= prefix:
-        raise _refusal(model, f"with positions for {grid} patches and at most {prefix} tokens before them")
+        raise _refusal(
+            model, f"with positions for {grid} patches and at most its class tokens and registers ({prefix})"
+        )
     stem = next(name for name, part in model.named_modules() if part is blocks)
     found = tuple(_block(f"{stem}.{name}", block) for name, block in blocks.named_children())
     return VitParts(embed, patches, positions, tokens, prefix, grid, found)
@@ -276,7 +278,7 @@ def _block(name: str, block: nn.Module) -> VitBlock:
     }
     if more := [term for term, found in terms.items() if found]:
         got = f"{type(attention).__name__} with {', '.join(more)}"
-        raise ValueError(bad(f"model.{name}", "must compute only softmax(s q k^T) v and `proj`", got, FIX_VIT))
+        raise ValueError(bad(f"model.{name}", "must compute only softmax(s q k^T) v and a projection", got, FIX_VIT))
     return VitBlock(name, attention, parts, norm, (parts.out, out))
 
 
