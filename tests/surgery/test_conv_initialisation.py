@@ -235,8 +235,8 @@ class TestRefusals:
         [
             ({"mass": 1.0}, "mass: .*got 1.0"),
             ({"filters": "gabor"}, "filters: .*got 'gabor'"),
-            ({"filters": FILTERS}, r"filters: must be \(64, 64, K, K\).*got \(72, 72, 3, 3\)"),
-            ({"filters": torch.tensor(1.0)}, r"filters: must be \(64, 64, K, K\).*got \(\)"),
+            ({"filters": FILTERS}, r"filters: must have shape \(64, 64, K, K\).*got \(72, 72, 3, 3\)"),
+            ({"filters": torch.tensor(1.0)}, r"filters: must have shape \(64, 64, K, K\).*got \(\)"),
             ({"filters": torch.ones(64, 64, 1, 1, device="meta")}, "filters: must be finite.*on meta"),
             ({"layers": [5]}, r"layers: .*got \[5\]"),
             ({"layers": []}, r"layers: .*got \[\]"),

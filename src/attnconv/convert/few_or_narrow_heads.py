@@ -39,18 +39,18 @@ _STEPS = 200
 
 
 def head_ranks(layer: SelfAttention) -> list[int]:
-    """Return the numerical rank of each W_h; `low_rank` is exact if `head_channels` is at least the largest rank.
+    """Return the numerical rank of each head's W_h; `low_rank` is exact if `head_channels` is at least the maximum.
 
     Raises:
-        TypeError: `layer` is not an attention layer.
-        ValueError: The layer has factored weights or several groups, or is on the meta device.
+        TypeError: If `layer` is not an attention layer.
+        ValueError: If the layer has factored weights or several groups, or is on the meta device.
     """
     weight = _merged(layer).detach()
     return [int(rank) for rank in torch.linalg.matrix_rank(weight.to(score_dtype(weight.dtype))).tolist()]
 
 
 def low_rank(layer: SelfAttention, head_channels: int, *, exact: bool = False) -> SelfAttention:
-    """Return a copy of a layer with the factored weights that best approximate its own; see `low_rank_error`.
+    """Return a copy of a layer with factored weights that best approximate its merged weights; see `low_rank_error`.
 
     Args:
         layer: A layer with merged weights and one group.
@@ -58,9 +58,9 @@ def low_rank(layer: SelfAttention, head_channels: int, *, exact: bool = False) -
         exact: Repeat each head ceil(rank W_h / D_h) times for exact weights. The encoding must declare `by_head`.
 
     Raises:
-        TypeError: `layer` is not an attention layer.
-        ValueError: The layer is on the meta device, contains NaN or infinity, or has factored weights or several
-            groups; `head_channels` is below 1; or with `exact`, heads cannot be repeated.
+        TypeError: If `layer` is not an attention layer.
+        ValueError: If the layer is on the meta device, contains NaN or infinity, or has factored weights or several
+            groups; if `head_channels` is below 1; or if heads cannot be repeated as `exact` requires.
 
     Example:
         >>> from attnconv import from_conv
@@ -93,7 +93,7 @@ def low_rank(layer: SelfAttention, head_channels: int, *, exact: bool = False) -
 def low_rank_error(layer: SelfAttention, factored: SelfAttention, images: Float[Tensor, "b c *sizes"]) -> float:
     """Return the relative root-mean-square difference between two layers' outputs on images, ignoring biases.
 
-    sqrt( E || out - out' ||^2 / E || out - b ||^2 )
+    sqrt( E || out - out' ||^2 / E || out - b ||^2 ),      E is the mean over images and queries, b the bias of `layer`
     """
     with torch.no_grad():
         expected = layer(images).double()
@@ -126,13 +126,13 @@ def place_heads(
     Args:
         conv: nn.Conv1d, nn.Conv2d or nn.Conv3d.
         heads: Number of heads, less than the number of kernel positions.
-        diagonal: Fit one width per head and axis instead of one per head.
+        diagonal: Fit one width per axis in each head instead of one per head.
         restarts: Number of random starts of the search, at least 0, in addition to the taps with the largest weights.
         seed: Seed of the random starts.
 
     Raises:
-        TypeError: `conv` is not a convolution, or is a transposed one.
-        ValueError: `heads` is not between 1 and the number of kernel positions minus 1 (with one head per position,
+        TypeError: If `conv` is not a convolution, or is a transposed one.
+        ValueError: If `heads` is not between 1 and the number of kernel positions minus 1 (with one head per position,
             `from_conv` is exact), or `conv` is on the meta device.
 
     Example:

@@ -37,7 +37,7 @@ def recast(
 
     Args:
         model: Any module, such as a model from torchvision, timm or Hugging Face, or a single convolution.
-        alpha: Sharpness in 1 / position^2; None for hard heads, with the same outputs up to rounding. See `from_conv`.
+        alpha: Sharpness of heads, in 1 / position^2; None for hard heads: same outputs up to rounding. See `from_conv`.
         weights: Matrices of the heads, `slices` or `nearest`; see `from_conv`.
         only: Layers to replace: name patterns (`"layer1.*"`, or `"!stem.*"` to exclude layers), or a function of name
             and module that returns a bool; None for all convolutions. At least one must be selected.
@@ -50,8 +50,8 @@ def recast(
         reparameterisation, some state-space models) is not supported: run it before `recast`, or exclude those layers.
 
     Raises:
-        TypeError, ValueError: A convolution cannot be converted (the message gives its name and the reason); the model
-            has none, or keeps a method of one, such as `conv.forward`; or `only` selects none.
+        TypeError, ValueError: If a convolution cannot be converted (the message gives its name and the reason); if the
+            model has none, or keeps a method of one, such as `conv.forward`; or if `only` selects none.
 
     Example:
         >>> cnn = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 3)).eval()
@@ -74,11 +74,11 @@ def recast(
 
 
 def plan_shifts(model: nn.Module) -> int:
-    """Plan every layer with hard heads to run as shifts (see `SelfAttention.plan`), and return the number of layers.
+    """Plan every layer with hard heads to run as shifts (see `SelfAttention.plan`), and return their number.
 
     Raises:
-        TypeError: `model` is not a module.
-        ValueError: A layer with hard heads contains NaN or infinity. No layer is planned in this case.
+        TypeError: If `model` is not a module.
+        ValueError: If a layer with hard heads contains NaN or infinity. No layer is planned in this case.
     """
     check_module(model)
     layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, SelfAttention)}
@@ -100,8 +100,8 @@ def restore(model: nn.Module, *, only: Only = None) -> nn.Module:
         only: Layers to replace, as in `recast`.
 
     Raises:
-        TypeError: `model` is not a module.
-        ValueError: A selected layer is not equivalent to a convolution, or the model has no attention layers.
+        TypeError: If `model` is not a module.
+        ValueError: If a selected layer is not equivalent to a convolution, or the model has no attention layers.
 
     Example:
         >>> cnn = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU())

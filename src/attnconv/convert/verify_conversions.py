@@ -38,8 +38,8 @@ class Proof:
         dtype: Dtype of weights, image and output.
         way: Method: `dense` (softmax of all scores), `kronecker` (one softmax per axis) or `shift` (for hard heads).
         alpha: Sharpness of the heads, in 1 / position^2.
-        hard: Whether the heads are hard in this dtype.
-        relative: Largest absolute difference from the convolution's output in float64, over its largest absolute value.
+        hard: Whether the heads are hard in this dtype, that is, attend to exactly one key per query.
+        relative: Error, max |output - expected| / max |expected|; expected is the convolution's output in float64.
         tightness: Largest ratio of error to error bound over output channels; at most 1 if the bound holds.
     """
 
@@ -202,8 +202,8 @@ def compare(model: nn.Module, recast: nn.Module, *inputs: Tensor) -> Comparison:
         inputs: Arguments of the network's forward pass.
 
     Raises:
-        TypeError: `model` or `recast` is not a module.
-        ValueError: No convolution of `model` is an attention layer in `recast`.
+        TypeError: If `model` or `recast` is not a module.
+        ValueError: If no convolution of `model` is an attention layer in `recast`.
     """
     check_module(model)
     check_module(recast, "recast")

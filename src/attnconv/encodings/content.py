@@ -58,7 +58,7 @@ class SinusoidalPositions(nn.Module):
 class LearnedPositions(nn.Module):
     """Learned vectors for the positions of an image of the given sizes, interpolated linearly for other image sizes.
 
-    They are initialised with standard deviation `std`. Positions outside use the vector of the nearest one inside.
+    Vectors are initialised with standard deviation `std`. Positions outside the image use the nearest vector inside.
     """
 
     def __init__(self, channels: int, sizes: tuple[int, ...], *, std: float = 0.02) -> None:
@@ -159,14 +159,14 @@ class QuadraticFeatures:
 
 @final
 class Relative(Encoding):
-    """Relative positional encoding of Transformer-XL, equation (8), with any subset of its four terms.
+    """Relative positional encoding of Transformer-XL, equation (8) of the paper, with any subset of its four terms.
 
     Args:
         in_channels: Number of channels of the image.
         heads, dims: Number of heads and number of axes.
         head_channels: Length e of a head's queries and keys; None for in_channels.
-        features: Vectors r_delta; None for sinusoids with in_channels channels, rounded up to a multiple of 2 * dims.
-        terms: Terms of the score; parameters that occur only in other terms are not created.
+        features: Module for r_delta; None for sinusoids of length in_channels (or the next multiple of 2 * dims).
+        terms: Names of the terms to use, as in `Encoding.terms`; parameters of other terms are not created.
         scaled: Divide the score by sqrt(e), as in Transformer-XL; equation (8) omits this factor.
 
     Attributes:

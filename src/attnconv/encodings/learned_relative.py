@@ -32,7 +32,7 @@ class LearnedRelative(SeparableEncoding):
         max_shift: Largest shift in the tables, in positions; 15 covers the paper's 16 x 16 positions.
 
     Attributes:
-        tables: One table per axis, (2 * max_shift + 1, channels); row max_shift is for shift 0.
+        tables: One table per axis, (2 * max_shift + 1, channels); row s + max_shift is the vector of shift s.
         projections: One Linear(channels, heads) per axis, without bias.
     """
 
@@ -53,7 +53,7 @@ class LearnedRelative(SeparableEncoding):
 
 @final
 class LearnedRelativeContent(Encoding):
-    """Learned relative encoding with content, q.k + q.r, as in section 4.3 of the paper.
+    """Learned relative encoding with content and scores q.k + q.r, as in section 4.3 of the paper.
 
     Args:
         in_channels: Number of channels of the image.
@@ -64,7 +64,7 @@ class LearnedRelativeContent(Encoding):
 
     Attributes:
         query, key: Linear(in_channels, heads * e) with bias.
-        tables: One table per axis, (2 * max_shift + 1, e / dims), shared by all heads.
+        tables: One table per axis, (2 * max_shift + 1, e / dims), used by all heads; row s + max_shift is for shift s.
     """
 
     by_head = ("query", "key")

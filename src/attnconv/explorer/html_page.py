@@ -19,10 +19,10 @@ _SCRIPT = '<script type="application/octet-stream" id="attnconv-payload">{}</scr
 
 
 def find_page() -> str:
-    """Return the page's HTML, from the wheel or, in a checkout, from the output of `make page`.
+    """Return the explorer page's HTML, from the wheel or, in a checkout, from the output of `make page`.
 
     Raises:
-        FileNotFoundError: The page has not been built.
+        FileNotFoundError: If the page has not been built.
     """
     for path in (PACKAGED, BUILT):
         if path.is_file():
@@ -44,7 +44,7 @@ def with_server(page: str, *, images: bool) -> str:
 
 
 def export(payload: bytes, folder: str | Path) -> Path:
-    """Write the page and a payload to a folder, which needs no Python: open it from disk or host it on any web server.
+    """Write the page and a payload to a folder that needs no Python: open it from disk or host it on any web server.
 
     Args:
         payload: The bytes returned by `attnconv.explorer.payload`; written to `payload.safetensors`.
@@ -54,9 +54,9 @@ def export(payload: bytes, folder: str | Path) -> Path:
         The path of the page, `index.html`, which contains the payload.
 
     Raises:
-        ValueError: The payload is invalid, or `folder` is a file.
-        FileNotFoundError: The package contains no page.
-        OSError: The files cannot be written.
+        ValueError: If the payload is invalid, or `folder` is a file.
+        FileNotFoundError: If the package contains no page.
+        OSError: If the files cannot be written.
     """
     read_payload(payload)
     page = with_payload(find_page(), payload)

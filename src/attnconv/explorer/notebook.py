@@ -47,7 +47,7 @@ class Selection:
         query: Row and column on the layer's grid of tokens; the nearest stored query if not all queries are stored.
         image: Index of the image; None for the mean over all images.
         time: Index of the snapshot.
-        part: Scores in the softmax.
+        part: Scores used in the softmax: all, or only those that depend on content or on positions.
     """
 
     layer: Index
@@ -61,7 +61,7 @@ class Selection:
 
 @final
 class Explorer:
-    """The page with a payload, displayed when this object is the last value of a cell.
+    """The explorer page with a model's data (payload), displayed if this object is the last value of a cell.
 
     While the kernel runs, `selection` and `attention` return what the page shows, and `select` changes it. The page's
     messages arrive between cells, not while a cell runs. These members and `widget` require the `notebook` extra.
@@ -74,8 +74,8 @@ class Explorer:
         content: The payload's bytes; `export(explorer.content, "folder")` writes them as a page.
 
     Raises:
-        ValueError: The payload is invalid, or `height` is below 200.
-        FileNotFoundError: The package contains no page.
+        ValueError: If the payload is invalid, or `height` is below 200.
+        FileNotFoundError: If the package contains no page.
     """
 
     def __init__(self, content: bytes, *, height: int = HEIGHT) -> None:
@@ -98,7 +98,7 @@ class Explorer:
         This is `attention_row` of the selection, averaged over all images if the page shows their mean.
 
         Raises:
-            ValueError: Nothing is selected, or the layer does not have the selected part.
+            ValueError: If nothing is selected, or the layer does not have the selected part.
         """
         selection = self.selection
         if selection is None:
@@ -125,7 +125,7 @@ class Explorer:
             image: Index of the image.
 
         Raises:
-            TypeError, ValueError: The payload has no such layer, head, query or image.
+            TypeError, ValueError: If the payload has no such layer, head, query or image.
         """
         places: dict[str, Any] = {"layer": layer, "head": head, "query": query, "image": image}
         self._pending = question(self._payload, self.selection, pending=self._pending, **places)

@@ -64,7 +64,7 @@ class PayloadLayer:
         prefix: Number of tokens before the image's tokens.
         border: `none`, or the border rule of a layer whose rows are stored.
         encoding: Class name of the encoding, or of the module if it is from a different library.
-        statistics: One list per name under `heads`, and one number per name under `layer`.
+        statistics: Statistics by name: one value per head (under `heads`), or one number (under `layer`).
         window: Height and width of the attention windows, in tokens; None without windows.
         tensors: Tensors by name, without the layer's index.
     """
@@ -84,7 +84,7 @@ class PayloadLayer:
 @final
 @dataclass(frozen=True, eq=False)
 class Payload:
-    """The data that the page shows about a model.
+    """Data about a model, as shown on the page of `attnconv explore`.
 
     Attributes:
         title: Heading.
@@ -93,7 +93,7 @@ class Payload:
         names: One name per image.
         times: Names of the snapshots, the current state last.
         layers: The layers, in the order in which they run.
-        images: (n, height, width, 3) uint8.
+        images: Images shown on the page, (n, height, width, 3) uint8.
     """
 
     title: str
@@ -164,7 +164,7 @@ def read_payload(content: bytes) -> Payload:
         content: The bytes of the file.
 
     Raises:
-        ValueError: The bytes are not a complete safetensors file, or the manifest or a tensor violates the format.
+        ValueError: If the bytes are not a complete safetensors file, or the manifest or a tensor violates the format.
 
     Example:
         >>> [layer.kind for layer in read_payload(example()).layers]
@@ -213,7 +213,7 @@ def attention_row(
         The probabilities. Their sum is 1 (up to float16 rounding for stored rows), or 0 without attention to the image.
 
     Raises:
-        ValueError: An index is out of range, the layer does not have this part, or the query is not stored.
+        ValueError: If an index is out of range, the layer does not have this part, or the query is not stored.
 
     Example:
         >>> attention_row(read_payload(example()), layer=0, head=1, query=7).shape

@@ -34,7 +34,7 @@ LOWEST = -60000.0  # the minimum of float16 is -65504; a score this far below th
 def store_layer(name: str, module: nn.Module, operator: AttentionOperator, *, budget: int) -> PayloadLayer:
     """Store one layer, without an axis for snapshots, in `budget` bytes per image or as a single row of attention.
 
-    Its statistics describe the storage. `rounding of scores` is half the range of a row's score errors, measured on
+    Two statistics describe the stored data. `rounding of scores` is half the range of a row's score errors, measured on
     some queries; probabilities change by at most a factor of exp(2 * rounding). `queries stored` is the number of rows.
     """
     own = module if isinstance(module, SelfAttention) else None
@@ -147,7 +147,7 @@ def balance(
 def shorten(
     queries: Float[Tensor, "b h n e"], keys: Float[Tensor, "b h n e"], channels: int
 ) -> tuple[Float[Tensor, "b h n f"], Float[Tensor, "b h n f"]]:
-    """Reduce the number of channels with the smallest change of the products, up to a constant per query.
+    """Reduce the number of channels with the smallest change of the products Q K^T, up to a constant per query.
 
     With Q = Q1 R1, K = Q2 R2 (QR) and R1 R2^T = U S V^T, the products are Q1 U S (Q2 V)^T, and the terms with the
     largest singular values are the best approximation of that rank.

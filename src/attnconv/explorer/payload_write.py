@@ -68,7 +68,7 @@ def payload(
     prefix: int | None = None,
     budget: int = BUDGET,
 ) -> bytes:
-    """Compute the data that the page shows about a model, as the bytes of a safetensors file.
+    """Compute the data about a model that the explorer page shows, as the bytes of a safetensors file.
 
     Layers of this library are stored as tables, or as queries and keys if these fit in the budget, possibly with fewer
     channels and score errors of up to 0.01. For all other attention the probabilities are stored, for all queries or
@@ -78,7 +78,7 @@ def payload(
         model: Any module with attention. It runs in evaluation mode and without gradients.
         images: Input of the model, (b, c, height, width), not constant; None if attention depends on positions only.
         title: Heading of the page; if empty, the name of the model's class.
-        pictures: The images to show. If None, `images`, each scaled from its minimum (black) to its maximum.
+        pictures: The images to show. If None, `images`, each scaled from its minimum (black) to its maximum (white).
         snapshots: Earlier states of the model, from `snapshots_of`.
         layers: Names of the attention modules to show; None for all.
         grid: Height and width of the image in tokens, if the model has no attribute for it.
@@ -86,8 +86,8 @@ def payload(
         budget: Bytes per image, split equally between layers, for everything except images and position tables.
 
     Raises:
-        ValueError: Attention cannot be read or shown; images are missing, constant or rejected; `pictures` do not fit.
-        TypeError: `images` is not a floating-point tensor, or `budget` is not an integer.
+        ValueError: If attention cannot be shown, images are missing, constant or rejected, or `pictures` do not fit.
+        TypeError: If `images` is not a floating-point tensor, or `budget` is not an integer.
 
     Example:
         >>> from attnconv import SelfAttention2d
@@ -123,7 +123,7 @@ def snapshots_of(run: RunFolder, count: int = 24) -> tuple[Snapshot, ...]:
     """Return at most `count` snapshots of a run: the first, the last, and others at increasing intervals.
 
     Raises:
-        ValueError: `count` is below 1.
+        ValueError: If `count` is below 1.
     """
     count = whole("count", count, 1)
     recorded = {line["epoch"]: line["layers"] for line in run.heads() if line["layers"]}
@@ -232,9 +232,9 @@ def _pictures(pictures: Pictures | None, images: Tensor, layers: Sequence[Payloa
     """Return the images to show, with names; grey placeholders if there are none but layers are stored per image."""
     pixels, names = (pictures_of(images), ()) if pictures is None else (pictures.pixels, pictures.names)
     if len(pixels) not in (0, len(images)):
-        raise ValueError(bad("pictures", f"must contain {len(images)} images, one per input, or none", len(pixels)))
+        raise ValueError(bad("pictures", f"must contain no images or one per input ({len(images)})", len(pixels)))
     if names and len(names) != len(pixels):
-        raise ValueError(bad("pictures", f"must have {len(pixels)} names, or none", repr(names)))
+        raise ValueError(bad("pictures", f"must have no names or one per image ({len(pixels)})", repr(names)))
     stored = [
         len(layer.tensors[name]) for layer in layers for name in ("query", "prefix_mass") if name in layer.tensors
     ]

@@ -72,13 +72,19 @@ def app(
 
     Args:
         payload: Initial payload of the page; None for a page without a model.
+<<<<<<< HEAD
         answer: Function that maps the bytes and the declared media type of an image file to a new payload. The text
             of a `ValueError` that it raises is shown to the user. None if uploads are not supported.
         port: Port of the server, which is part of the accepted host and origin.
+=======
+        answer: Function that maps the bytes and the declared media type of an image file to a new payload. The messages
+            of its `ValueError`s are shown to the user. None if uploads are not supported.
+        port: Port of the server; a request is accepted only if its host and origin have this port.
+>>>>>>> words-h
         page: HTML of the page; None for the page in the package.
 
     Raises:
-        FileNotFoundError: The package contains no page.
+        FileNotFoundError: If the package contains no page.
     """
     shown = with_server(find_page() if page is None else page, images=answer is not None)
 
@@ -104,13 +110,13 @@ def listen(port: int) -> socket.socket:
         port: Port number, or 0 for any free port, whose number is then `getsockname()[1]` of the socket.
 
     Raises:
-        ValueError: The port number is out of range.
-        OSError: The port is not available.
+        ValueError: If the port number is out of range.
+        OSError: If the port is not available.
     """
     try:
         return socket.create_server((HOST, whole("port", port, 0, 65_535)), backlog=64)  # early clients wait
     except OSError as error:
-        message = bad("port", "must be free", f"{port} ({error.strerror})", "Use a free port, or 0 for any.")
+        message = bad("port", "must be free", f"{port} ({error.strerror})", "Use a free port, or 0 for any free port.")
         raise OSError(error.errno, message) from error
 
 
@@ -184,7 +190,7 @@ def server_for(application: ASGIApp) -> uvicorn.Server:
 class Images:
     """Handler of POST /image with bounded memory and time.
 
-    At most `UPLOADS` requests are open, `PLACES` of them are received, and the model runs on one; the others wait.
+    At most `UPLOADS` requests are open; `PLACES` of them are received at once, and the model processes one at a time.
     """
 
     def __init__(self, answer: Callable[[bytes, str], bytes] | None) -> None:

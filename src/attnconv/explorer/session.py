@@ -31,7 +31,7 @@ class Session:
     Args:
         model: Any module that `visit_attention` can read.
         sizes: Height and width of the model's input, in pixels.
-        mean: Mean of each channel, for images in [0, 1]; one number for greyscale images, three for RGB.
+        mean: Mean of each channel for normalisation, for images in [0, 1]; one number for greyscale, three for RGB.
         std: Standard deviation of each channel.
         options: Further arguments of `payload`: `title`, `snapshots`, `layers`, `grid`, `prefix`, `budget`.
 
@@ -62,7 +62,7 @@ class Session:
         """Compute the payload of one image file with a declared media type, for `app`.
 
         Raises:
-            ValueError: The image is rejected (see `read_upload`), or all of its pixels have the same colour.
+            ValueError: If the image is rejected (see `read_upload`), or all of its pixels have the same colour.
         """
         pixels = read_upload(content, declared, self.sizes, channels=len(self.mean))
         return self.payload(pixels[None], ("your image",))
@@ -80,13 +80,13 @@ def read_upload(
         channels: 3 for RGB, 1 for greyscale.
 
     Raises:
-        UnsupportedTypeError: The declared type is not in `TYPES` or not that of the bytes, or the WebP is animated.
-        TooLargeError: The file has over `LARGEST_UPLOAD` bytes, or the image too many pixels in total or per side.
-        PictureError: The image is broken, or has more than 8 bits per channel.
+        UnsupportedTypeError: If the declared type is not in `TYPES` or not the file's, or a WebP file is animated.
+        TooLargeError: If the file has over `LARGEST_UPLOAD` bytes, or the image too many pixels (in total or per side).
+        PictureError: If the image is broken, or has more than 8 bits per channel.
     """
     wanted = TYPES.get(declared.partition(";")[0].strip().lower())
     if wanted is None:
-        raise UnsupportedTypeError(bad("image", f"must be one of {', '.join(TYPES)}", repr(declared[:60])))
+        raise UnsupportedTypeError(bad("image", f"must be of type {' or '.join(TYPES)}", repr(declared[:60])))
     if len(content) > LARGEST_UPLOAD:
         raise TooLargeError(bad("image", f"must have at most {LARGEST_UPLOAD:,} bytes", f"{len(content):,}"))
     formats, most = tuple(TYPES.values()), 2 * max(sizes)

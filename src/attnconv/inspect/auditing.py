@@ -37,11 +37,11 @@ class LayerAudit:
         name: The module's name. For later calls of the same module, ` (call 2)`, ` (call 3)`, ... is appended.
         kind: Name of the module's class.
         sizes: Number of key positions per axis, for an image (height, width).
-        queries, query_count: Number of queries sampled in each image, and total number of queries.
+        queries, query_count: Number of queries sampled in each image, and number of all queries of an image.
         position_only: Whether the layer is from this library and its attention does not depend on the image.
         span_residual: Relative norm of the part of 3 x 3 kernels (3 taps per axis) that the layer cannot express with
             any value weights, away from the border, 0 to 1: 0 if it can express every such convolution. None if the
-            layer is not `position_only` or cannot run on the test grid.
+            layer is not `position_only` or cannot run on a small test image.
         statistics: Statistics of the layer and its heads.
         span_unknown: Why the residual of a `position_only` layer is unknown; empty for all other layers.
     """
@@ -70,7 +70,7 @@ class Audit:
     Attributes:
         layers: The layers, in the order in which they run.
         images: Number of images.
-        left_out: Reason why attention could not be read, by module name; empty without `skip_unreadable`.
+        left_out: Reason why a module's attention could not be read, by module name; empty without `skip_unreadable`.
     """
 
     layers: tuple[LayerAudit, ...]
@@ -86,7 +86,7 @@ class Audit:
         return {"images": self.images, "layers": layers, "left_out": dict(self.left_out)}
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return one flat row per head, for `pandas.DataFrame(found.rows())`; statistics of the layer are repeated.
+        """Return one flat dictionary per head, as rows for `pandas.DataFrame`; statistics of the layer are repeated.
 
         Heads are numbered from 0. Vectors are split: `best_shift_0` is the component along the first axis (rows).
         """
@@ -125,7 +125,7 @@ def audit(
     options: Mapping[str, object] | None = None,
     skip_unreadable: bool = False,
 ) -> Audit:
-    """Measure how convolutional each attention layer of a model is on the given images.
+    """Measure how closely each attention layer of a model resembles a convolution on the given images.
 
     Args:
         model: Any module that `visit_attention` can read. It runs in evaluation mode and without gradients.
@@ -135,14 +135,14 @@ def audit(
         batch: Batch size, at least 1. `content_share` compares the images of a batch and requires at least 2.
         grid: Tokens per axis of an image, (height, width), if they cannot be inferred; see `visit_attention`.
         prefix: Number of tokens before the image's tokens, if it cannot be inferred.
-        layers: Names of the modules to read; None for all.
+        layers: Names of the attention modules to measure; None for all.
         options: Additional keyword arguments for the model's forward pass.
-        skip_unreadable: List attention that cannot be read in `left_out` instead of raising. Ignored with `layers`.
+        skip_unreadable: List unreadable layers in `Audit.left_out` instead of raising an error. Ignored with `layers`.
 
     Raises:
-        TypeError: `images` does not consist of floating-point tensors, or `queries` or `batch` is not an integer.
-        ValueError: There are no images; an image is constant or contains NaN or infinity; image sizes differ; the model
-            rejects the images or `options`; its attention contains NaN, cannot be read, or does not exist.
+        TypeError: If `images` does not consist of floating-point tensors, or `queries` or `batch` is not an integer.
+        ValueError: If there are no images; if an image is constant or not finite; if image sizes differ; if the model
+            rejects the images or `options`; or if its attention contains NaN, cannot be read, or does not exist.
 
     Example:
         >>> from attnconv.convert import from_conv

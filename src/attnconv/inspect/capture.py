@@ -71,8 +71,8 @@ def visit_attention(
         unreadable: Called with name and reason if attention cannot be read, instead of raising. Ignored with `layers`.
 
     Raises:
-        TypeError: An argument has the wrong type.
-        ValueError: Attention cannot be read, no attention runs, one of `layers` does not run, or `options` do not fit.
+        TypeError: If an argument has the wrong type.
+        ValueError: If attention cannot be read, none runs, one of `layers` does not run, or `options` is rejected.
 
     Example:
         >>> block = nn.TransformerEncoderLayer(8, nhead=2, dim_feedforward=8, batch_first=True)
@@ -113,8 +113,8 @@ def attention_operators(model: nn.Module, images: Tensor) -> dict[str, Attention
         images: Input of the model, (b, c, height, width).
 
     Raises:
-        TypeError: `model` is not a module, or `images` is not a tensor.
-        ValueError: An attention layer cannot be read, no attention layer runs, or the model does not accept `images`.
+        TypeError: If `model` is not a module, or `images` is not a tensor.
+        ValueError: If an attention layer cannot be read, no attention layer runs, or the model rejects `images`.
 
     Example:
         >>> from attnconv import SelfAttention2d
@@ -330,7 +330,7 @@ class _Visit:
             raise ValueError(bad("layers", requirement, repr(missing), fix))
         if not self.seen and not self.refused:
             fix = "It ran no layer from this library, no attention function of PyTorch and no softmax over keys."
-            raise ValueError(bad("model", "must contain attention", type(model).__name__, fix))
+            raise ValueError(bad("model", "must contain an attention layer", type(model).__name__, fix))
 
 
 def _with_gate(frame: Running, rows: TokenRows) -> TokenRows | None:

@@ -23,12 +23,12 @@ def sample_queries(
 ) -> Int[Tensor, "r"]:
     """Select at most `count` queries, one in each cell of the grid; return their flat indices in ascending order.
 
-    Cells have nearly equal sizes. A regular lattice would sample the same few places of every attention window.
+    Cells have nearly equal sizes. Regular spacing would select the same few positions of every attention window.
 
     Args:
         grid: The grid of queries.
         count: Maximum number of queries, at least 1. If the grid has no more queries than that, all are returned.
-        seed: Seed for the random place of the query in each cell; None selects the middle of each cell.
+        seed: Seed for the random position of the query in each cell; None selects the middle of each cell.
         device: Device of the indices, such as `operator.device`.
 
     Example:
@@ -96,10 +96,10 @@ def mean_query_maps(
         batch_size: Number of images per forward pass, at least 1.
 
     Raises:
-        ValueError: There are no images or places, a place is outside the image, or a layer is not two-dimensional.
+        ValueError: If there are no images or places, a place is outside the image, or a layer is not two-dimensional.
     """
     if images.ndim != 4 or not len(images):
-        raise ValueError(bad("images", "must have shape (n, c, height, width), n at least 1", tuple(images.shape)))
+        raise ValueError(bad("images", "must have shape (n, c, height, width) with n >= 1", tuple(images.shape)))
     if not places or not all(0.0 <= part < 1.0 for place in places for part in place):
         raise ValueError(bad("places", "must be a list of pairs (row, column) in [0, 1)", repr(list(places))))
     sums: dict[str, QueryMaps] = {}

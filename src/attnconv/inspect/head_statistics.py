@@ -46,14 +46,14 @@ class LayerStatistics:
         content_share: Share of the variance of the probabilities that is due to differences between the images of a
             batch, (h,), 0 to 1; None if every batch had one image, or all images share their attention.
         position_share: 1 - content_share, the share that positions explain.
-        constancy: How constant the attention pattern is as the query moves, (h,), 0 to 1; NaN for a head without mass.
+        constancy: How constant the attention is as the query moves, (h,), 0 to 1; NaN without attention to the image.
         best_shift: Shift (key minus query) with the largest mean attention, (h, dims) int64, in positions.
         shift_mass: Mean attention at the best shift, (h,), 0 to 1.
-        gaussian_overlap: Overlap of the profile with a Gaussian, (h,), 0 to 1; NaN for a head without mass.
-        coverage: Mean attention of distinct heads to the taps of the centred kernel that they could form, 0 to 1.
-        tap_residual: Relative distance of those taps from the span of the heads' profiles, 0 to 1.
-        redundancy: Mean cosine between the profiles of two heads, 0 to 1; 0 for a single head.
-        receptive_field: Root mean square distance from the centre of the mean profile, in positions; NaN without mass.
+        gaussian_overlap: Overlap of the profile with a Gaussian, (h,), 0 to 1; NaN without attention to the image.
+        coverage: Mean attention of heads to the taps of a centred kernel, one per tap, 0 to 1; see `grid_coverage`.
+        tap_residual: Relative distance of these taps from the span of the heads' profiles, 0 to 1; see `tap_residual`.
+        redundancy: Mean cosine similarity of the profiles of two heads, 0 to 1; 0 for a single head.
+        receptive_field: RMS distance from the centre of the mean profile, in positions; NaN if all profiles are 0.
         convolution_score: Share of the attention that one tap per head accounts for, 0 (uniform attention) to 1.
         profile: Mean attention at each shift.
     """
@@ -85,8 +85,8 @@ def layer_statistics(operator: AttentionOperator, *, queries: Queries | None = N
         queries: Flat query indices; None for all queries of the grid.
 
     Raises:
-        TypeError: `queries` are not integers.
-        ValueError: `queries` is empty or contains an index outside the grid, or the probabilities are not finite.
+        TypeError: If `queries` contains values that are not integers.
+        ValueError: If `queries` is empty or contains an index outside the grid, or the probabilities are not finite.
 
     Example:
         >>> from attnconv import Grid, Shift
@@ -103,7 +103,7 @@ def layer_statistics(operator: AttentionOperator, *, queries: Queries | None = N
 class RunningStatistics:
     """Statistics of one layer, accumulated over batches of images: `add` one operator per batch, then call `result`.
 
-    All images have equal weight; an operator shared by a batch counts as one image. Moments skip images without mass.
+    All images have equal weight; a shared operator counts as one image. Moments skip images that a head ignores.
 
     Example:
         >>> from attnconv import Dense, Grid
@@ -175,10 +175,10 @@ def convolution_score(profile: ShiftProfile) -> float:
 
 
 def grid_coverage(profile: ShiftProfile) -> float:
-    """Compute the mean attention, 0 to 1, of distinct heads to the taps of the centred kernel that they could form.
+    """Compute the mean attention, 0 to 1, of heads to the taps of a centred kernel, with a different head for each tap.
 
     With K the largest odd number such that K^dims <= heads, the taps are the K^dims shifts around the centre of the
-    receptive field. If a stride makes that centre ambiguous, the candidate with the largest coverage is used.
+    receptive field. Of all assignments (and, if a stride makes the centre ambiguous, centres), the best one is used.
 
     Args:
         profile: The layer's profile, as returned by `shift_profile`.
@@ -194,7 +194,7 @@ def grid_coverage(profile: ShiftProfile) -> float:
 
 
 def tap_residual(profile: ShiftProfile) -> float:
-    """Compute the distance of the taps of `grid_coverage` from the span of the heads' profiles, 0 to 1 (Lemma 3).
+    """Compute the distance of the taps of `grid_coverage` from the span of the heads' profiles p_h, 0 to 1 (Lemma 3).
 
         sqrt( mean over taps t of min_a |e_t - sum_h a_h p_h|^2 ),      e_t = 1 at tap t and 0 at other shifts
 
@@ -232,7 +232,7 @@ def _kernels(profile: ShiftProfile) -> tuple[int, list[Int[Tensor, "taps"]]]:
 
 
 def gaussian_overlap(profile: ShiftProfile) -> Float64[Tensor, "h"]:
-    """Compute each head's overlap with a Gaussian, 0 to 1; NaN for a head without mass."""
+    """Compute each head's overlap with a Gaussian, 0 to 1; NaN for a head without attention to the image."""
     shifts = profile.shifts.double()
     weights = _normalised(profile.mass.flatten(1))
     mean = weights @ shifts
@@ -245,20 +245,20 @@ def gaussian_overlap(profile: ShiftProfile) -> Float64[Tensor, "h"]:
 
 
 def redundancy(profile: ShiftProfile) -> float:
-    """Compute the mean cosine between the profiles of two heads, 0 to 1; 0 for one head, or if no head has mass."""
+    """Compute the mean cosine similarity of two heads' profiles, 0 to 1; 0 for one head, or if all profiles are 0."""
     heads, flat = len(profile.mass), profile.mass.flatten(1)
     cosines = profile_cosines(flat, flat).fill_diagonal_(0)
     return float(cosines.sum() / max(1, heads * (heads - 1)))
 
 
 def profile_cosines(one: Float64[Tensor, "h s"], other: Float64[Tensor, "g s"]) -> Float64[Tensor, "h g"]:
-    """Compute <p, p'> / (|p| |p'|) for every pair of profiles; 0 if one of them has no mass."""
+    """Compute <p, p'> / (|p| |p'|) for every pair of profiles; 0 if one of them is 0."""
     tiny = torch.finfo(torch.float64).tiny
     return F.normalize(one, dim=1, eps=tiny) @ F.normalize(other, dim=1, eps=tiny).mT
 
 
 def receptive_field(profile: ShiftProfile) -> float:
-    """Compute the root mean square of |delta - its mean| under the mean profile, in positions; NaN without mass."""
+    """Compute the root mean square of |delta - its mean| under the mean profile, in positions; NaN if that is 0."""
     shifts = profile.shifts.double()
     weights = _normalised(profile.mass.flatten(1).mean(0, keepdim=True))
     off = shifts - weights @ shifts

@@ -37,11 +37,11 @@ class ShiftProfile:
     """Mean attention of each head of one layer at each shift.
 
     Attributes:
-        mass: p_h(delta), (h, *shifts) float64, 0 to 1, with one axis per axis of the grid; 0 where Q(delta) is empty.
-        counts: Number of queries in Q(delta), summed over images, (*shifts) int64.
-        noise: Variance of p_h(delta) regarded as a mean over the n queries of one image, s^2 / (n - 1), shaped like
+        mass: p_h(delta), (h, *shifts) float64, 0 to 1, with one axis per axis of the grid; 0 where `counts` is 0.
+        counts: Number of queries q with a key at q + delta, summed over images, (*shifts) int64.
+        noise: Variance of p_h(delta), regarded as a mean over n queries of one image: s^2 / (n - 1), shaped like
             `mass`; s^2 is the variance of A_h[q, q + delta] over queries and images.
-        constancy: c_h, (h,) float64, 0 to 1; NaN for a head without mass at the queries that constancy uses.
+        constancy: How constant attention is as the query moves, c_h, 0 to 1, (h,) float64; NaN if all attention is 0.
         reach: Smallest and largest shift of each axis, in positions.
         middle: Smallest and largest candidate for the centre of the receptive field, as a shift; a pair for each axis.
         key_count: Number of keys in an image, m.
@@ -67,11 +67,11 @@ def shift_profile(operator: AttentionOperator, *, queries: Queries | None = None
 
     Args:
         operator: The attention probabilities.
-        queries: Flat query indices; None for all. Use at least about 100, since a mean over few rows is mostly noise.
+        queries: Flat query indices; None for all. Use at least about 100, since a mean over fewer is mostly noise.
 
     Raises:
-        TypeError: `queries` are not integers.
-        ValueError: `queries` is empty or contains an index outside the grid.
+        TypeError: If `queries` contains values that are not integers.
+        ValueError: If `queries` is empty or contains an index outside the grid.
 
     Example:
         >>> from attnconv import Grid, Shift
@@ -88,7 +88,7 @@ def shift_profile(operator: AttentionOperator, *, queries: Queries | None = None
 class RunningShiftProfile:
     """Profile of one layer, accumulated over batches of images: `add` one operator per batch, then call `result`.
 
-    All images have the same weight; an operator that a whole batch shares counts as one image.
+    All images have the same weight; an operator shared by a batch counts as one image.
     """
 
     def __init__(self) -> None:

@@ -65,7 +65,7 @@ def window_layout(
 class TokenOperator(AttentionOperator):
     """Operator of one attention call in any model, as passed to `visit` by `visit_attention`.
 
-    Rows are computed on demand, in float32 or higher precision; without fused attention, only while `visit` runs.
+    Rows are computed on demand, in float32 or higher precision; for unfused attention, only while `visit` runs.
 
     Args:
         source: Attention between all tokens of the call.
@@ -228,7 +228,7 @@ def _user_layout(
     if known:
         return TokenLayout(grid, *known[0])
     raise UnreadableError(
-        f"{grid=} covers all but {others} of its {tokens} tokens; pass prefix=, the number of these {others} tokens "
+        f"{grid=} covers all but {others} of its {tokens} tokens; pass prefix=, the number of those tokens "
         "that come before the image's tokens"
     )
 

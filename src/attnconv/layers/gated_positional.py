@@ -44,13 +44,13 @@ class GatedPositionalAttention(nn.Module):
         qk: Linear map to queries and keys, c to 2 c.
         v: Linear map to values, c to c.
         pos_proj: Linear map from (dx, dy, dx^2 + dy^2) to position scores, 3 to h; (dx, dy) is key minus query, in
-            positions. Its bias has no effect, because it adds the same constant to all scores of a row.
-        gating_param: gamma, (h,); sigmoid(gamma) is the weight of the position part.
+            positions. Its bias has no effect, because it adds the same constant to all scores of a query.
+        gating_param: gamma, (h,); sigmoid(gamma) is the weight of position attention.
         proj: Linear map to the output, c to c.
-        scale: Scale of the products of queries and keys, 1 / sqrt(c / h).
+        scale: Factor of the products of queries and keys, 1 / sqrt(c / h).
 
     Raises:
-        ValueError: If an argument is out of range.
+        ValueError: If `heads` does not divide `channels`, or an argument is out of range.
 
     Example:
         >>> layer = GatedPositionalAttention(8, 4)
@@ -95,7 +95,7 @@ class GatedPositionalAttention(nn.Module):
 
     @staticmethod
     def from_timm(module: nn.Module) -> "GatedPositionalAttention":
-        """Convert a `timm.models.convit.GPSA`; the new layer shares its parameters but not its hooks.
+        """Convert a `timm.models.convit.GPSA`; the new layer shares the module's parameters but not its hooks.
 
         Raises:
             TypeError: If the module is not a timm `GPSA`.
@@ -116,7 +116,7 @@ class GatedPositionalAttention(nn.Module):
     def reset_parameters(self) -> None:
         """Initialise as a convolution: the first k^2 heads, k = floor(sqrt(h)), attend to the shifts of a k x k kernel.
 
-        Other heads attend to the position of the query. Values are the inputs, and gates are sigmoid(1).
+        The other heads attend to the query's position. Values are the inputs, and all gates are sigmoid(1).
         """
         self.qk.reset_parameters()
         self.proj.reset_parameters()
@@ -135,14 +135,14 @@ class GatedPositionalAttention(nn.Module):
             self.pos_proj.weight.copy_(self.locality_strength * weight)
 
     def forward(self, x: Float[Tensor, "b n c"], sizes: Sequence[int] | None = None) -> Float[Tensor, "b n c"]:
-        """Compute the gated mixture of content and position attention, and project it to the output.
+        """Compute the gated mixture of content and position attention, and apply the output projection.
 
         Args:
             x: Tokens in row-major order, (b, n, c).
             sizes: Height and width of the image in tokens, height * width = n; None for a square image.
 
         Raises:
-            ValueError: If x has the wrong shape, or its number of tokens does not match `sizes` or a square image.
+            ValueError: If `x` has the wrong shape, or n is not height * width (a square number if `sizes` is None).
         """
         if (node := traced_node(self, x, sizes)) is not None:
             return node
@@ -198,7 +198,7 @@ def fuse_convit(model: nn.Module) -> int:
 
     Raises:
         TypeError: If `model` is not a module.
-        ValueError: If the model has no such layer, or one with attention dropout. No layer is replaced in this case.
+        ValueError: If the model has no such layer, or a layer uses attention dropout. No layer is then replaced.
 
     Example:
         >>> import timm  # doctest: +SKIP

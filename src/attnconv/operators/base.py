@@ -39,11 +39,11 @@ class AttentionOperator(abc.ABC):
 
     @abc.abstractmethod
     def contract(self, x: Images, weight: Weights, groups: int = 1) -> Outputs:
-        """Compute sum_h A_h X W_h, equation (12) without the bias.
+        """Compute sum_h A_h X W_h, equation (12) of the paper without the bias.
 
         Args:
             x: Images, channels last, (b, *sizes, c).
-            weight: One matrix per head, (h, i, d) with i = c / groups.
+            weight: One matrix per head, (h, i, d), with i = c / groups and d output channels.
             groups: Number of channel groups, as in a grouped convolution.
         """
 

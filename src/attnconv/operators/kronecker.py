@@ -48,7 +48,7 @@ class Kronecker(AttentionOperator):
     Args:
         grid: Grid of queries and keys.
         factors: Probabilities over the image's keys, one tensor (h, n_a, m_a) for each axis a.
-        padding_masses: Probability on lattice points with value zero, one tensor (h, n_a) for each axis a.
+        padding_masses: Total probability of zero padding, one tensor (h, n_a) for each axis a.
     """
 
     batch = 1

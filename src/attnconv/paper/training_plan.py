@@ -87,7 +87,7 @@ def plan_runs(
 ) -> list[PlannedRun]:
     """List the runs of a reproduction in the folder `out`, ordered by seed; seeds start at 42.
 
-    `names` are from `ALL_RUNS`; if there are none, `RUNS` is used. The pruned model requires the generalised model.
+    `names` are from `ALL_RUNS`; if empty, `RUNS` is used. The generalised model is added if the pruned one is named.
     """
     asked = names or RUNS
     wanted = [name for name in ALL_RUNS if name in asked or (name == SOURCE and PRUNED in asked)]
@@ -156,11 +156,11 @@ def continued(settings: RunSettings, label: str) -> RunSettings:
 
 @final
 class NothingToPruneError(ValueError):
-    """Error if there is no pruned model to train."""
+    """Raised if there is no pruned model to train."""
 
 
 def pruned_start(planned: PlannedRun, source: RunFolder) -> tuple[RunSettings, Path, str]:
-    """Remove the degenerate heads of a trained model, by the paper's threshold or, failing that, by that of its code.
+    """Remove the degenerate heads of a trained model, by the threshold of the paper or, failing that, of its code.
 
     Return the settings with the remaining heads, the file of pruned weights, and a message. Raise
     `NothingToPruneError` if the source is incomplete, no head is degenerate, or all heads of a layer are degenerate.

@@ -45,11 +45,11 @@ class LayerMaps:
 
     Attributes:
         title: Label of the layer's maps, such as `layer 0`.
-        maps: Attention probabilities of the keys in each head, (h, rows, columns).
-        query: Row and column of the query on the grid of keys, from 0.
+        maps: Attention probabilities of the query over all keys, for each head, (h, rows, columns).
+        query: Row and column of the query on the grid of keys, from 0; may be fractional.
 
     Raises:
-        ValueError: `maps` is not three-dimensional, or is empty.
+        ValueError: If `maps` is not three-dimensional, or is empty.
     """
 
     def __init__(self, title: str, maps: Any, query: tuple[float, float]) -> None:
@@ -83,7 +83,7 @@ def draw_attention_maps(
         picture: Image to show above the maps, (height, width, 3) with values in [0, 1]; None for no image.
 
     Raises:
-        ValueError: There is no layer, `zoom` is even or below 1, an order lacks a head, or `picture` is not RGB.
+        ValueError: If there is no layer, `zoom` is even or below 1, `orders` lacks a head, or `picture` is not RGB.
     """
     if not layers:
         raise ValueError(bad("layers", "must contain the maps of at least one layer", "none"))

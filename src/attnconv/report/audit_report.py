@@ -105,7 +105,7 @@ def write_audit(
         The path of the page, `index.html`.
 
     Raises:
-        OSError: The files cannot be written.
+        OSError: If the files cannot be written.
 
     Example:
         >>> import tempfile
@@ -237,7 +237,7 @@ def draw_scores(names: Sequence[str], scores: Sequence[float], *, title: str) ->
         title: Title of the figure.
 
     Raises:
-        ValueError: There is no layer, or the number of scores differs from the number of names.
+        ValueError: If there is no layer, or the number of scores differs from the number of names.
     """
     if not names or len(names) != len(scores):
         raise ValueError(bad("scores", f"must contain one score per name ({len(names)}), at least one", len(scores)))
@@ -269,7 +269,7 @@ def draw_profiles(layer: LayerAudit, *, title: str) -> Figure:
         title: Title of the figure.
 
     Raises:
-        ValueError: The layer has three axes.
+        ValueError: If the layer has three axes.
     """
     profile = layer.statistics.profile
     if len(profile.reach) > 2:

@@ -93,14 +93,14 @@ def start_as_convolution(
         The measurements of each layer, by the name of its attention module.
 
     Raises:
-        TypeError: `model` is not a module, or `images` is not a dense floating-point tensor.
-        ValueError: The model is not supported, an argument is out of range, or the filters do not match the model; an
-            image is constant, not finite or rejected by the model; or the model would compute NaN or infinity. The
-            model is unchanged after any exception.
+        TypeError: If `model` is not a module, or `images` is not a dense floating-point tensor.
+        ValueError: If the model is not supported, an argument is out of range, or the filters do not match the model;
+            if an image is constant, not finite or rejected by the model; or if the model would compute NaN or infinity.
+            The model is unchanged after any exception.
 
     Warns:
-        UserWarning: The mean attention of a layer's heads is below `mass`, or the rank limit changes the given filters
-            by more than 1 % (relative).
+        UserWarning: If the mean attention of a layer's heads is below `mass`, or the rank limit changes the given
+            filters by more than 1 % (relative).
 
     Example:
         >>> import timm  # doctest: +SKIP
@@ -139,7 +139,7 @@ def _taps(parts: VitParts, filters: Any, kernel_size: int) -> Int[Tensor, "s 2"]
     if isinstance(filters, Tensor):
         kernel_size = filters.shape[-1] if filters.dim() == 4 else 0
         if filters.shape != (channels, channels, kernel_size, kernel_size) or not 0 < kernel_size**2 <= heads:
-            requirement = f"must be ({channels}, {channels}, K, K), with odd K and at most {heads} taps, one per head"
+            requirement = f"must have shape ({channels}, {channels}, K, K), K odd, with at most {heads} taps (= heads)"
             raise ValueError(bad("filters", requirement, tuple(filters.shape)))
         if filters.is_meta or filters.dtype not in FLOATING or not bool(filters.to_dense().isfinite().all()):
             got = f"{filters.dtype} on {filters.device}, or NaN or infinite values"

@@ -165,7 +165,7 @@ def mean_maps(tokens: LayerTokens, shifts: Taps, size: int) -> tuple[Float[Tenso
 class ConvolvedAttention(nn.Module):
     """Attention module with some heads replaced with depthwise kernels; created by `replace_heads`.
 
-    It has the same forward signature as the module that it replaces. Heads that still attend come before the replaced
+    It has the same forward signature as the module that it replaces. Heads that still attend come before replaced
     heads, also in the columns of `proj`.
 
     Args:
@@ -225,14 +225,14 @@ class ConvolvedAttention(nn.Module):
         """Return tokens (b, tokens, channels), with the arguments and return type of the replaced module.
 
         Raises:
-            ValueError: A mask is given but heads were replaced without one, or the number of tokens is wrong.
+            ValueError: If a mask is given but heads were replaced without one, or the number of tokens is wrong.
         """
         x, terms = self.call.read(args, named)
         before, (height, width) = self.prefix.shape[1], self.grid
         if terms.added is not None and not self.added:
             raise ValueError(bad("attn_mask", "must be None, since heads were replaced without a mask", "a mask"))
         if x.shape[1] != before + height * width:
-            requirement = f"must be {before} class tokens or registers and {height} x {width} image tokens"
+            requirement = f"must be {before} (class tokens and registers) + {height} x {width} (image)"
             raise ValueError(bad("tokens", requirement, x.shape[1], "Replace heads at the image size of the model."))
         inner = len(self.attending) * self.head_dim
         query, key, value, mixed = self.qkv(x).split((inner, inner, inner, len(self.convolved) * self.head_dim), -1)

@@ -34,7 +34,7 @@ _RANKING_IMAGES = 16  # maximum number of images from which costs are computed
 @final
 @dataclass(frozen=True)
 class HeadCandidate:
-    """A head that can be replaced, with the errors of its replacement.
+    """A head that can be replaced, with the errors that its replacement would cause (Euclidean norms).
 
     Attributes:
         layer: Name of the attention module.
@@ -42,7 +42,7 @@ class HeadCandidate:
         constancy: How constant the attention pattern is as the query moves, 0 to 1 (`ShiftProfile.constancy`).
         error: `|fitted - actual| / |actual|` of the head's output at the image tokens of held-out images. If windows
             extend beyond the image, their padding tokens are included.
-        cost: Relative change of the model's output, to first order, if only this head is replaced.
+        cost: Relative change in the model's output, to first order, if only this head is replaced.
     """
 
     layer: str
@@ -55,7 +55,7 @@ class HeadCandidate:
 @final
 @dataclass(frozen=True, eq=False)
 class Replacement(Generic[Model]):
-    """Result of `replace_heads`, with errors measured on held-out images.
+    """Result of `replace_heads`, with errors measured on held-out images (Euclidean norms).
 
     Attributes:
         model: Copy of the model with a `ConvolvedAttention` in place of each attention module with replaced heads.
@@ -87,16 +87,16 @@ def replace_heads(
     prefix: int | None = None,
     options: Mapping[str, object] | None = None,
 ) -> Replacement[Model]:
-    """Replace heads of a vision transformer with depthwise convolutions fitted to them; see `ConvolvedAttention`.
+    """Replace heads of a vision transformer with fitted depthwise convolutions; see `ConvolvedAttention`.
 
     Args:
         model: A vision transformer from timm (ViT, BEiT, EVA, DINOv3, Swin), Hugging Face (ViT, DeiT, DINOv2, DINOv3,
             BEiT, Swin) or torchvision, an `nn.TransformerEncoder`, or any model whose attention modules use the same
-            names for their parts. Other attention, such as a pooling head, is kept and listed in `passed_over`.
+            names for their parts. Other attention, such as attention pooling, is kept and listed in `passed_over`.
         images: At least 2 images (b, c, height, width), normalised as in training, at the size that the model will use.
             The last quarter is held out. If the model's input is tokens, (b, tokens, channels), also pass `grid`.
         heads: Indices of heads (from 0) to replace, by module name. Pass exactly one of `heads` and `count`.
-        count: Number of heads to replace, those with the lowest costs.
+        count: Number of heads to replace; those with the lowest `HeadCandidate.cost` are chosen.
         layers: Names of the attention modules to choose from; None for all modules whose heads can be replaced.
         kernel_size: Kernel size K, odd and at most 2 n - 1, with n tokens on the longer side of the image (or window).
         grid: Tokens per axis of an image, (height, width), if they cannot be inferred from the model; see `audit`.
@@ -104,10 +104,10 @@ def replace_heads(
         options: Additional keyword arguments for the model's forward pass, valid for any number of images.
 
     Raises:
-        TypeError: `model` is not a module, or `images` is not a dense floating-point tensor.
-        ValueError: An image is constant, not finite or rejected by the model; an argument is out of range; a layer or
-            head does not exist or cannot be replaced; `count` exceeds the number of heads; or the first tensor of the
-            model's output is not differentiable, not finite, or zero for an image.
+        TypeError: If `model` is not a module, or `images` is not a dense floating-point tensor.
+        ValueError: If an image is constant, not finite or rejected by the model; if an argument is out of range; if a
+            layer or head does not exist or cannot be replaced; if `count` exceeds the number of heads; or if the first
+            tensor of the model's output is not differentiable, not finite, or zero for an image.
 
     Example:
         >>> import timm  # doctest: +SKIP

@@ -108,7 +108,7 @@ def tap_shifts(
 def head_weights(conv: Convolution, groups: int | None = None) -> Float[Tensor, "h i d"]:
     """Return one matrix per kernel position, row-major, in the layout (h, c / groups, d) of `SelfAttention.weight`.
 
-    `groups` is the layer's number of groups: that of the convolution (also None), or 1 for block-diagonal matrices.
+    `groups` is the layer's number of groups: None for that of the convolution, or 1 for block-diagonal matrices.
     """
     grouped = grouped_weights(conv)
     if groups in (None, conv.groups):

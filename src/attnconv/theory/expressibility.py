@@ -109,13 +109,14 @@ def can_express(
     padding_mode: str = "zeros",
     tolerance: float | None = None,
 ) -> Expressiveness:
-    """Test whether attention can express every convolution of a given kernel size; compute the residual (Lemma 3).
+    """Test whether attention can express every convolution of a given kernel size; return residuals (Lemma 3).
 
         E_q = Phi A_q   for all queries q, and for all images if attention depends on content
 
-    The result is valid for images of the given size and for unrestricted weights W_h: merged weights, or factored ones
-    in which D_h is at least the number of output channels. The cost is one QR decomposition of an
-    m x (heads + kernel positions) matrix per query, in float64, so use an image not much larger than the kernel.
+    Row j of E_q has a 1 at the key under tap j; row h of A_q contains the probabilities of head h. The result is valid
+    for images of the given size and for unrestricted weights W_h: merged weights, or factored ones in which D_h is at
+    least the number of output channels. The cost is one QR decomposition of an m x (heads + kernel positions) matrix
+    per query, in float64, so use an image not much larger than the kernel.
 
     Args:
         attention: A layer, or attention rows (probabilities) from any library: (h, n, m), or (b, h, n, m) if they
@@ -126,19 +127,19 @@ def can_express(
         dilation: Dilation of the kernel, one number or one per axis.
         stride: Distance between queries, in positions; None for the stride of the layer, or 1 with attention rows.
         padding: Position of the kernel: tap j has the shift dilation * j - padding, with the opposite sign in a
-            transposed layer. Numbers as in `Grid.make`; `valid` for 0; or `same` as in PyTorch, for
-            dilation * (kernel_size - 1) // 2, which centres the kernel on the query (an even extent reaches one
-            position further after it). With a transposed layer, `same` is the padding of the layer. Attention rows must
-            have ceil(size / stride) queries per axis for `same`, otherwise as many as the convolution has outputs.
+            transposed layer. Numbers as in `Grid.make`; `valid` for 0; or `same` as in PyTorch, for dilation *
+            (kernel_size - 1) // 2, which centres the kernel on the query (an even extent reaches one position further
+            after the query). With a transposed layer, `same` is the padding of the layer. Attention rows must have
+            ceil(size / stride) queries per axis for `same`, otherwise as many as the convolution has outputs.
         padding_mode: Values that taps read outside the image: `zeros`, `replicate`, `reflect` or `circular`.
         tolerance: Relative residual up to which a convolution counts as expressed. The default depends on the dtype of
             the rows: 1e-10 for float64, 1e-5 for float32, 2e-3 for float16 and 2e-2 for bfloat16. Rounding of the rows
-            causes a residual of a few eps, multiplied by the norm of Phi if heads are similar.
+            causes a residual of a few machine epsilons, multiplied by the norm of Phi if heads are similar.
 
     Raises:
-        TypeError: `attention` is neither a layer nor a floating-point tensor.
-        ValueError: The image size is missing, given twice, or does not match the rows; attention depends on content and
-            `x` is missing; rows are not finite; an argument is out of range; or `stride` is not that of the layer.
+        TypeError: If `attention` is neither a layer nor a floating-point tensor.
+        ValueError: If the image size is missing, is given twice or does not match the rows; if attention depends on
+            content and `x` is missing; if rows are not finite; or if an argument is out of range.
 
     Example:
         >>> one_pixel_each = torch.eye(2)[:, None].expand(2, 2, 2)  # head h attends to key h for every query
@@ -174,7 +175,7 @@ def factorise(
     `can_express`; if there are several images, only the first is used.
 
     Raises:
-        TypeError, ValueError: As in `can_express`; or `query` is outside the grid, or `phi` has the wrong shape.
+        TypeError, ValueError: As in `can_express`, or if `query` is outside the grid or `phi` has the wrong shape.
 
     Example:
         >>> one_pixel_each = torch.eye(2)[:, None].expand(2, 2, 2)
@@ -186,7 +187,7 @@ def factorise(
         grid, shape = spans.operator.grid, (len(spans.shifts), spans.heads)
         place = tuple(query) if isinstance(query, Sequence) else (query,)  # type: ignore[redundant-expr]
         if len(place) != grid.dims or any(not 0 <= i < n for i, n in zip(place, grid.query_sizes, strict=True)):
-            raise ValueError(bad("query", f"must be one index per axis of the query grid {grid.query_sizes}", place))
+            raise ValueError(bad("query", f"must have one index per axis of the query grid {grid.query_sizes}", place))
         flat = torch.arange(grid.query_count, device=spans.operator.device).reshape(grid.query_sizes)[place]
         rows, seen = (part[0, 0] for part in spans.of(flat[None]))
         phi = spans.solve(rows, seen)[0] if phi is None else phi.to(rows)

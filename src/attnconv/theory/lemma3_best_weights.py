@@ -36,7 +36,7 @@ _FARTHEST = 32  # maximum number of positions beyond the taps, even if heads are
 class Residuals:
     """Relative residuals over three sets of queries: 0 for an exact match, 1 for an approximation by zero.
 
-    If all taps of a set of queries read padding zeros, its residual is 0 if attention is 0 too, otherwise infinite.
+    If all taps of a set read zero padding, its residual is 0 if attention is also 0, otherwise infinite.
 
     Attributes:
         inside: Residual over the queries with all of their taps in the image; None if there are none.
@@ -87,13 +87,13 @@ def imitate(
             padding mode and dilation, and with as many groups as the layer, or any number if the layer has one group.
         x: Images, all weighted equally. Required if attention depends on content, otherwise only their size is used.
         sizes: Image size per axis; an alternative to x if attention depends on positions only.
-        where: Queries to fit: `all`, or only those `inside`, with all taps in the image. Use `inside` for weights that
-            will be applied to larger images.
+        where: Queries to fit: `all`, or `inside` for only those with all taps in the image. Use `inside` for weights
+            that will be applied to larger images.
 
     Raises:
-        TypeError: `conv` is not one of these convolutions, or is lazy, quantised or complex.
-        ValueError: The layer has factored weights; channels, groups, stride, bias or output size do not match;
-            attention depends on content and `x` is missing; or `where="inside"` and no query is inside.
+        TypeError: If `conv` is not one of these convolutions, or is lazy, quantised or complex.
+        ValueError: If the layer has factored weights; if channels, groups, stride, bias or output size do not match; if
+            attention depends on content and `x` is missing; or if `where="inside"` and no query is inside.
 
     Example:
         >>> from attnconv import from_conv
@@ -108,7 +108,7 @@ def imitate(
     with torch.no_grad():
         spans = _beside(layer, conv, x, sizes)
         if conv.bias is not None and layer.bias is None:
-            raise ValueError(bad("layer", "must have a bias if conv has one", None, "Create it with bias=True."))
+            raise ValueError(bad("layer", "must have a bias if conv has one", None, "Create the layer with bias=True."))
         everywhere, within, _ = spans.fit()
         best = everywhere if where == "all" else within
         if best is None:
@@ -133,12 +133,12 @@ def imitation_error(
 
         sqrt( sum_q || sum_h A_q[h] W_h - sum_j E_q[j] W_j ||^2 / sum_q || sum_j E_q[j] W_j ||^2 )
 
-    Biases are ignored. `imitate` minimises this error and documents the arguments; here, the layer may also have
-    factored weights. (`conversion_error` is relative to the layer's output.)
+    W_j is the kernel's matrix at tap j; see `can_express` for A_q and E_q. Biases are ignored. `imitate` minimises this
+    error and documents the arguments; here, the layer may also have factored weights. See also `conversion_error`.
 
     Raises:
-        TypeError: `conv` is not a convolution.
-        ValueError: Channels, groups, stride or output size do not match, or `x` is missing although it is required.
+        TypeError: If `conv` is not a convolution.
+        ValueError: If channels, groups, stride or output size do not match, or `x` is missing although it is required.
 
     Example:
         >>> from attnconv import from_conv
@@ -152,7 +152,7 @@ def imitation_error(
 def nearest_weights(layer: SelfAttention, conv: Convolution) -> Float[Tensor, "h i d"]:
     """Return the best weights away from the border, W_h = sum_j Phi[j, h] W_j, for `Quadratic` heads.
 
-    All these queries have the same Phi, which solves a small least-squares problem. The two geometries must match.
+    These queries have the same Phi, the solution of a least-squares problem. Both arguments need the same geometry.
     """
     shifts = taps(conv)
     blunt = float(layer.encoding.get_parameter("spread").double().square().min()) / 2

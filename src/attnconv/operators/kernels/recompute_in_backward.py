@@ -20,8 +20,9 @@ def recomputing(
 ) -> Callable[..., Tensor]:
     """Create a function that saves only its inputs and recomputes intermediate results in the backward pass.
 
-    `gradients` receives the inputs, the gradient of the output and, per input, whether its gradient is wanted. Without
-    it, the graph of `forward` is kept for one backward pass and recorded again for others. `plain` is differentiable.
+    `plain` computes the same as `forward`, but supports higher derivatives. `gradients` receives the inputs, the
+    output's gradient, and one bool per input (whether to compute its gradient). Without `gradients`, autograd
+    records `forward`, again for each backward pass after the first.
     """
 
     @final
