@@ -72,15 +72,9 @@ def app(
 
     Args:
         payload: Initial payload of the page; None for a page without a model.
-<<<<<<< HEAD
         answer: Function that maps the bytes and the declared media type of an image file to a new payload. The text
             of a `ValueError` that it raises is shown to the user. None if uploads are not supported.
-        port: Port of the server, which is part of the accepted host and origin.
-=======
-        answer: Function that maps the bytes and the declared media type of an image file to a new payload. The messages
-            of its `ValueError`s are shown to the user. None if uploads are not supported.
         port: Port of the server; a request is accepted only if its host and origin have this port.
->>>>>>> words-h
         page: HTML of the page; None for the page in the package.
 
     Raises:
