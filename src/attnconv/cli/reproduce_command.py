@@ -19,8 +19,7 @@ from attnconv.training.run_folder import RunFolder
 class Arguments:
     """Train the models of the paper, and reproduce its Figures 1 to 14 and Tables 1 to 4.
 
-    The tables also show the published numbers. The command can be repeated: complete runs are skipped, and interrupted
-    runs are resumed.
+    The tables also show published numbers. If repeated, the command skips complete runs and resumes interrupted ones.
 
     Examples:
         attnconv reproduce --scale tiny
@@ -36,8 +35,7 @@ class Arguments:
         only: Models to train: resnet18, quadratic, quadratic-generalized, quadratic-generalized-pruned, learned,
             learned-content, quadratic-16-heads. The default is all of these. quadratic-attention-dropout, which has the
             attention dropout of the paper's code (rate 0.1), is trained only if named.
-        seeds: Number of runs of each model, with different seeds. Table 1 reports the mean and standard deviation of
-            their accuracies.
+        seeds: Number of runs of each model, with different seeds. Table 1 reports mean and standard deviation.
         out: Folder for the runs, figures and tables. The default is reproduction/SCALE.
         data_root: Folder that contains CIFAR-10, which is downloaded if it is missing. Not used with --scale tiny.
         plan: Print the planned runs and exit.

@@ -121,8 +121,7 @@ def read_image(
         channels: 3 for RGB, 1 for greyscale.
 
     Raises:
-        ValueError: The file is missing, broken or too large, or does not have 8 bits per channel, or an argument is
-            invalid.
+        ValueError: The file is missing, broken, too large or not of 8 bits per channel, or an argument is invalid.
     """
     if min(sizes := (size, size) if isinstance(size, int) else size) < 1:
         raise ValueError(bad("size", "must be at least 1", size))

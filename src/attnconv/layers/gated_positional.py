@@ -199,11 +199,6 @@ def fuse_convit(model: nn.Module) -> int:
     Raises:
         TypeError: If `model` is not a module.
         ValueError: If the model has no such layer, or a layer uses attention dropout. No layer is then replaced.
-
-    Example:
-        >>> import timm  # doctest: +SKIP
-        >>> fuse_convit(timm.create_model("convit_tiny"))  # doctest: +SKIP
-        10
     """
     check_module(model)
     places = {name: found for name, found in model.named_modules(remove_duplicate=False) if name and _is_gpsa(found)}

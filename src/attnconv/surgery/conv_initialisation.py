@@ -101,11 +101,6 @@ def start_as_convolution(
     Warns:
         UserWarning: If the mean attention of a layer's heads is below `mass`, or the rank limit changes the given
             filters by more than 1 % (relative).
-
-    Example:
-        >>> import timm  # doctest: +SKIP
-        >>> vit = timm.create_model("vit_tiny_patch16_224")  # doctest: +SKIP
-        >>> start_as_convolution(vit, filters="impulse")["blocks.0.attn"].mass  # doctest: +SKIP
     """
     check_module(model)
     for name, value, limit in (("mass", mass, 1), ("position_length", position_length, math.inf)):
