@@ -29,7 +29,7 @@ COMMANDS = {
     "audit": "measure how closely the attention of a model resembles convolution",
     "explore": "inspect the heads of a model on an interactive page",
     "prune": "remove heads with degenerate attention from a trained model",
-    "calibrate": "measure this machine's speed so that layers can choose the fastest algorithm",
+    "calibrate": "measure this machine's speed so that layers can choose the faster algorithm",
     "models": "list the presets with their parameter and FLOP counts",
     "completion": "print a shell completion script",
 }

@@ -18,7 +18,7 @@ ON_SCREEN = 6  # number of columns, layer to coverage, that fit in 80 characters
 class Arguments(AttentionOptions):
     """Measure how closely the attention of a model resembles convolution, and write a page with figures.
 
-    The page has a score of each attention layer, from 0 (uniform) to 1 (a convolution), and statistics of each head.
+    The page shows a score for each attention layer, from 0 (uniform) to 1 (a convolution), and statistics of each head.
 
     Examples:
         attnconv audit runs/quadratic-digits --data digits

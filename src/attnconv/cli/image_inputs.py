@@ -109,7 +109,7 @@ class Subject:
         if self.dims != 2 or channels not in (1, 3):
             got = f"images with channels: {channels}, spatial axes: {self.dims}"
             requirement = "must be omitted for a model whose images are not greyscale or RGB"
-            raise ValueError(bad("--data", requirement, got, "The default is random noise."))
+            raise ValueError(bad("--data", requirement, got, "Omit it to use random noise."))
         mean, std = self.normalisation
         if data in DATA_SETS:
             with downloading() as progress:

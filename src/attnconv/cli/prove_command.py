@@ -21,7 +21,7 @@ class Arguments(ImageOptions):
     """Verify Theorem 1 of the paper: compare convolutions with equivalent attention layers.
 
     Random convolutions are computed by attention with hard heads, whose queries attend to exactly one key, using three
-    algorithms: a dense softmax, one softmax per axis (kronecker), and shifts of the input. More random convolutions
+    algorithms: a dense softmax, one softmax per axis (kronecker), and shifts of the input. Further random convolutions
     are computed with soft heads, which attend to several keys, using one softmax per axis. The reference is the
     convolution in float64. If MODEL is given, that network is instead compared layer by layer with its recast version,
     in which attention with one softmax per axis replaces the convolutions. Both run in the network's dtype. While

@@ -40,8 +40,8 @@ class Arguments:
         recipe: Recipe that sets the defaults of the training options: modern (for the small presets) or paper (the
             paper's hyperparameters). Both use the paper's augmentation. The default is the preset's recipe.
         out: Run folder, to which everything is written. The default is runs/PRESET.
-        resume: Resume the run in the folder from its last checkpoint, with the settings of that run. If the folder
-            contains no run, start a new one.
+        resume: Resume the run in the folder from its last checkpoint; settings that differ from the run's are rejected.
+            If the folder contains no run, start a new one.
         start_from: Run folder or weights file (.safetensors) with the initial weights, such as the output of
             `attnconv prune`; PRESET then selects only the recipe. The default is a new model with random weights.
         settings: All settings of the run.

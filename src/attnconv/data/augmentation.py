@@ -52,7 +52,7 @@ def normalise(
         std: Standard deviation of each channel, positive.
 
     Raises:
-        ValueError: `mean` or `std` does not have one value per channel, or a value of `std` is not positive.
+        ValueError: If `mean` or `std` does not have one value per channel, or a value of `std` is not positive.
 
     Example:
         >>> normalise(torch.zeros(1, 1, 2, 2, dtype=torch.uint8), (0.5,), (0.5,)).unique()

@@ -121,7 +121,7 @@ def read_image(
         channels: 3 for RGB, 1 for greyscale.
 
     Raises:
-        ValueError: The file is missing, broken, too large or not of 8 bits per channel, or an argument is invalid.
+        ValueError: If the file is missing, broken, too large or not of 8 bits per channel, or an argument is invalid.
     """
     if min(sizes := (size, size) if isinstance(size, int) else size) < 1:
         raise ValueError(bad("size", "must be at least 1", size))
@@ -315,8 +315,8 @@ def read_pictures(
         varied: Treat images of a single colour as broken.
 
     Raises:
-        TypeError: `count` is not an integer.
-        ValueError: A size is below 1, the folder is missing or contains no valid image, or files are broken and
+        TypeError: If `count` is not an integer.
+        ValueError: If a size is below 1, the folder is missing or contains no valid image, or files are broken and
             `skip_broken` is False (the message lists them).
     """
     count, folder = whole("count", count, 1), Path(folder).expanduser()

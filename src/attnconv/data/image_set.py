@@ -33,7 +33,7 @@ class ImageSet:
         labels: Class index of each image, from 0, int64.
 
     Raises:
-        ValueError: The shapes or dtypes are invalid, or the images have no pixels or channels.
+        ValueError: If the shapes or dtypes are invalid, or the images have no pixels or channels.
 
     Example:
         >>> pair = ImageSet(torch.zeros(2, 3, 8, 8, dtype=torch.uint8), torch.tensor([0, 1]))

@@ -20,7 +20,7 @@ def load_data(settings: DataSettings, *, image_size: int = 32, progress: Progres
         progress: Called with (bytes received, total bytes) while an archive is downloaded.
 
     Raises:
-        ValueError: The settings are invalid (one message lists all problems), or the data are missing, incomplete or
+        ValueError: If the settings are invalid (one message lists all problems), or the data are missing, incomplete or
             damaged (the message names the file, the requirement and the fix).
 
     Example:

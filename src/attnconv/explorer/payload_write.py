@@ -70,9 +70,9 @@ def payload(
 ) -> bytes:
     """Compute the data about a model that the explorer page shows, as the bytes of a safetensors file.
 
-    Layers of this library are stored as tables, or as queries and keys if these fit in the budget, possibly with fewer
-    channels and score errors of up to 0.01. For all other attention the probabilities are stored, for all queries or
-    for as many evenly spaced ones as fit; their number is the layer's statistic `queries stored`.
+    Position-only layers of this library are stored as tables of scores, its other layers as queries and keys if these
+    fit in the budget; to fit, the number of channels may be reduced, which changes scores by at most 0.01. For all
+    other attention, probabilities are stored for all queries or for as many evenly spaced ones as fit.
 
     Args:
         model: Any module with attention. It runs in evaluation mode and without gradients.
@@ -232,7 +232,7 @@ def _pictures(pictures: Pictures | None, images: Tensor, layers: Sequence[Payloa
     """Return the images to show, with names; grey placeholders if there are none but layers are stored per image."""
     pixels, names = (pictures_of(images), ()) if pictures is None else (pictures.pixels, pictures.names)
     if len(pixels) not in (0, len(images)):
-        raise ValueError(bad("pictures", f"must contain no images or one per input ({len(images)})", len(pixels)))
+        raise ValueError(bad("pictures", f"must be empty or contain one image per input ({len(images)})", len(pixels)))
     if names and len(names) != len(pixels):
         raise ValueError(bad("pictures", f"must have no names or one per image ({len(pixels)})", repr(names)))
     stored = [

@@ -75,7 +75,7 @@ class QueryMaps:
 
     Attributes:
         name: The layer's name in the model.
-        positions: Row and column of each query on the grid of keys, from 0; fractional if it is between keys.
+        positions: Row and column of each query on the grid of keys, from 0; fractional for queries between keys.
         maps: Attention probabilities of the keys, averaged over images, (r, h, rows, columns) float64.
     """
 

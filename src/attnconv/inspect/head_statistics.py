@@ -44,13 +44,13 @@ class LayerStatistics:
     Attributes:
         centre, covariance, distance, entropy, padding_mass: As in `AttentionMoments`, averaged over images.
         content_share: Share of the variance of the probabilities that is due to differences between the images of a
-            batch, (h,), 0 to 1; None if every batch had one image, or all images share their attention.
+            batch, (h,), 0 to 1; None if every batch had one image, or attention is the same for all.
         position_share: 1 - content_share, the share that positions explain.
         constancy: How constant the attention is as the query moves, (h,), 0 to 1; NaN without attention to the image.
         best_shift: Shift (key minus query) with the largest mean attention, (h, dims) int64, in positions.
         shift_mass: Mean attention at the best shift, (h,), 0 to 1.
         gaussian_overlap: Overlap of the profile with a Gaussian, (h,), 0 to 1; NaN without attention to the image.
-        coverage: Mean attention of heads to the taps of a centred kernel, one per tap, 0 to 1; see `grid_coverage`.
+        coverage: Mean attention to the taps of a centred kernel, one head per tap, 0 to 1; see `grid_coverage`.
         tap_residual: Relative distance of these taps from the span of the heads' profiles, 0 to 1; see `tap_residual`.
         redundancy: Mean cosine similarity of the profiles of two heads, 0 to 1; 0 for a single head.
         receptive_field: RMS distance from the centre of the mean profile, in positions; NaN if all profiles are 0.
@@ -178,7 +178,8 @@ def grid_coverage(profile: ShiftProfile) -> float:
     """Compute the mean attention, 0 to 1, of heads to the taps of a centred kernel, with a different head for each tap.
 
     With K the largest odd number such that K^dims <= heads, the taps are the K^dims shifts around the centre of the
-    receptive field. Of all assignments (and, if a stride makes the centre ambiguous, centres), the best one is used.
+    receptive field. The best assignment of heads to taps counts; if a stride makes the
+    centre ambiguous, so does the best centre.
 
     Args:
         profile: The layer's profile, as returned by `shift_profile`.

@@ -127,13 +127,13 @@ class MirrorSymmetry:
 
 
 def mirror_symmetry(profiles: Sequence[ShiftProfile]) -> MirrorSymmetry:
-    """Measure how symmetric the heads of the given layers are, left-right and up-down.
+    """Measure how closely the set of heads of each layer matches its mirror image, left-right and up-down.
 
     Args:
         profiles: One profile per layer, each with two axes.
 
     Raises:
-        ValueError: If there is no profile, or one does not have two axes with ranges of shifts symmetric about 0.
+        ValueError: If there is no profile, one does not have two axes, or a range of shifts is not symmetric about 0.
 
     Example:
         >>> from attnconv import Grid, Shift
@@ -166,7 +166,7 @@ class LayerTrend:
 
     Attributes:
         rho: Spearman's rank correlation between layer index and value, -1 to 1; 0 if one of them is constant.
-        chance: 95 % quantile of `rho` when heads are shuffled over layers.
+        chance: 95 % quantile of `rho` when heads are shuffled across layers.
     """
 
     rho: float

@@ -39,7 +39,7 @@ class ShiftProfile:
     Attributes:
         mass: p_h(delta), (h, *shifts) float64, 0 to 1, with one axis per axis of the grid; 0 where `counts` is 0.
         counts: Number of queries q with a key at q + delta, summed over images, (*shifts) int64.
-        noise: Variance of p_h(delta), regarded as a mean over n queries of one image: s^2 / (n - 1), shaped like
+        noise: Estimated variance of p_h(delta) as a mean over the n queries of one image: s^2 / (n - 1), shaped like
             `mass`; s^2 is the variance of A_h[q, q + delta] over queries and images.
         constancy: How constant attention is as the query moves, c_h, 0 to 1, (h,) float64; NaN if all attention is 0.
         reach: Smallest and largest shift of each axis, in positions.

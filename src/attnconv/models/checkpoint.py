@@ -132,10 +132,10 @@ def save_weights(
         extra: User data to store with the weights; values must be encodable as JSON.
 
     Raises:
-        ValueError: The model's tensors do not match the settings or contain NaN or infinity; or the class names or the
-            normalisation do not match the settings.
-        TypeError: `extra` cannot be encoded as JSON.
-        OSError: The file cannot be written.
+        ValueError: If the model's tensors do not match the settings or contain NaN or infinity; or the class names or
+            the normalisation do not match the settings.
+        TypeError: If `extra` cannot be encoded as JSON.
+        OSError: If the file cannot be written.
     """
     _write(Path(path), weights_bytes(model, settings, About(classes, mean, std), extra))
 
@@ -171,9 +171,9 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
     """Read and validate a checkpoint, without executing code from the file.
 
     Raises:
-        FileNotFoundError: The file does not exist.
-        ValueError: The file is a pickle, not a complete safetensors file, or not a checkpoint of this format version;
-            or its tensors are not finite; or tensors, class names or normalisation do not match its settings.
+        FileNotFoundError: If the file does not exist.
+        ValueError: If the file is a pickle, not a complete safetensors file, or not a checkpoint of this format
+            version; or its tensors are not finite; or tensors, class names or normalisation do not match its settings.
     """
     return read_weights(Path(path)).checkpoint()
 
@@ -182,8 +182,8 @@ def load_weights(model: nn.Module, checkpoint: Checkpoint) -> None:
     """Load a checkpoint into an existing model, which is unchanged if an error is raised.
 
     Raises:
-        TypeError: `model` is not a module, or `checkpoint` is not a `Checkpoint`.
-        ValueError: The model has lazy layers or other tensor names or shapes, or attention would be NaN or infinite.
+        TypeError: If `model` is not a module, or `checkpoint` is not a `Checkpoint`.
+        ValueError: If the model has lazy layers or other tensor names or shapes, or attention would be NaN or infinite.
     """
     check_module(model)
     if not isinstance(checkpoint, Checkpoint):

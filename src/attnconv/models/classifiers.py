@@ -42,7 +42,7 @@ def build(settings: ModelSettings | str, **changes: Any) -> nn.Module:
         The model in training mode. It maps images (b, c, height, width) to logits (b, classes).
 
     Raises:
-        ValueError: The preset does not exist, or the settings are invalid.
+        ValueError: If the preset does not exist, or the settings are invalid.
 
     Example:
         >>> sum(parameter.numel() for parameter in build("quadratic-digits").parameters())
@@ -66,7 +66,7 @@ class AttentionClassifier(nn.Module):
         settings: Sizes, encoding, norms and dropout rates.
 
     Raises:
-        ValueError: The settings are invalid; the message lists all problems.
+        ValueError: If the settings are invalid; the message lists all problems.
 
     Example:
         >>> import torch
@@ -176,7 +176,7 @@ class ResNet(nn.Module):
         settings: Width and number of blocks of each stage, image channels and classes.
 
     Raises:
-        ValueError: The settings are invalid; the message lists all problems.
+        ValueError: If the settings are invalid; the message lists all problems.
 
     Example:
         >>> import torch

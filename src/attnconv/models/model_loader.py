@@ -80,11 +80,11 @@ def load(
             `ResNetSettings`).
 
     Raises:
-        ValueError: The name is unknown or has none of these forms, the checkpoint is invalid (see `read_checkpoint`),
-            timm cannot build the model for `size`, or the function raises an error.
-        FileNotFoundError: The folder or file does not exist, or a run folder has no weights yet.
-        ImportError: The library that provides the model is not installed, or the module cannot be found.
-        TypeError: The function does not return a `torch.nn.Module`.
+        ValueError: If the name is unknown or has none of these forms, the checkpoint is invalid (see
+            `read_checkpoint`), timm cannot build the model for `size`, or the function raises an error.
+        FileNotFoundError: If the folder or file does not exist, or a run folder has no weights yet.
+        ImportError: If the library that provides the model is not installed, or the module cannot be found.
+        TypeError: If the function does not return a `torch.nn.Module`.
 
     Example:
         >>> load("quadratic-digits").source

@@ -40,11 +40,11 @@ class AttentionSettings:
             from content. The default is the width.
         max_shift: Largest shift along each axis in the tables of learned relative encodings, in positions.
         centres: Initial centres of quadratic heads. near: the shifts nearest to 0, so that nine heads form a 3 x 3
-            kernel; initially, their attention is half as wide as with normal. normal: normally distributed around the
+            kernel; their initial attention is half as wide as with "normal". normal: normally distributed around the
             query, as in the paper.
         centre_std: Standard deviation of the initial centres, in positions (centres "normal" only).
-        spread_std: Standard deviation of the initial spreads s of quadratic heads, in 1 / position; their mean is 1.
-            Spreads are inverse widths: the attention of a head is a Gaussian with standard deviation 1 / s.
+        spread_std: Standard deviation of the initial inverse widths s of quadratic heads, in 1 / position. A head's
+            attention is a Gaussian of standard deviation 1 / s. The mean of s is 1 (2 with centres "near").
         image_size: Side of the training images, in pixels. The model also accepts images of other sizes.
         image_channels: Number of image channels.
         classes: Number of classes.

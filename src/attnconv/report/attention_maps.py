@@ -78,7 +78,8 @@ def draw_attention_maps(
     Args:
         layers: Maps of each layer, first layer first; layers may differ in their numbers of heads and positions.
         title: Title of the figure.
-        zoom: Side of a window around the query, in positions, odd; None shows all. Colours are those of the whole map.
+        zoom: Odd side of a window around the query, in positions; None for all. Colours have the scale of the whole
+            map.
         orders: Indices of the heads of each layer, in the order of their columns; None sorts by largest probability.
         picture: Image to show above the maps, (height, width, 3) with values in [0, 1]; None for no image.
 

@@ -74,20 +74,20 @@ def start_as_convolution(
 ) -> dict[str, LayerStart]:
     """Initialise a vision transformer, in place, so that its attention is nearly a convolution.
 
-    The K x K shifts are assigned to heads in order, from the centre outwards, repeatedly if there are more heads. If a
-    layer has fewer heads than shifts, the next layer continues with the remaining shifts.
+    The K x K shifts are assigned to heads in order, from the centre outwards, and again from the centre if there are
+    more heads. If a layer has fewer heads than shifts, the next layer continues with the remaining shifts.
 
     Args:
         model: An untrained `VisionTransformer` from timm, or ViT, DeiT or DINOv2 from Hugging Face.
         filters: `random` keeps the value and output projections as initialised; `impulse` makes each head copy its own
-            channels; a tensor is the weight of an `nn.Conv2d`, with at most one tap per head. Each tap is
-            approximated by a matrix of the rank that its heads allow, at least head dimension x (heads // K^2).
+            channels; a tensor is the weight of an `nn.Conv2d` with at most one tap for each head of a layer. Each tap
+            is approximated by a matrix of the rank that its heads allow, at least head dimension x (heads // K^2).
         layers: Indices (from 0) of the blocks to initialise, at least one; None for all.
-        images: Images used to measure the result and scale positional vectors. None uses 2 images of Gaussian noise.
+        images: Images that measure the result and scale positional vectors. None uses 2 images of Gaussian noise.
         mass: Target for the mean attention of each layer's heads at their shifts, above 0 and below 1.
         kernel_size: Kernel size K, odd; ignored if `filters` is a tensor.
-        position_length: Norm of positional vectors in the residual stream relative to content, above 0. A smaller value
-            keeps more content after LayerNorm, but the error for a given mass is larger.
+        position_length: Norm of positional vectors relative to that of content, above 0. A smaller value keeps more
+            content after LayerNorm, but the error for a given mass is larger.
 
     Returns:
         The measurements of each layer, by the name of its attention module.
@@ -99,8 +99,8 @@ def start_as_convolution(
             The model is unchanged after any exception.
 
     Warns:
-        UserWarning: If the mean attention of a layer's heads is below `mass`, or the rank limit changes the given
-            filters by more than 1 % (relative).
+        UserWarning: If the mean attention of a layer's heads at their shifts is below `mass`, or the rank limit changes
+            the given filters by more than 1 % (relative).
     """
     check_module(model)
     for name, value, limit in (("mass", mass, 1), ("position_length", position_length, math.inf)):

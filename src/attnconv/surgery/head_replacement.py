@@ -229,7 +229,7 @@ def _named(
         layer = {entry.head: entry for entry in candidates if entry.layer == name}
         if not layer:
             known = ", ".join(sorted({entry.layer for entry in candidates}))
-            raise ValueError(bad("heads", f"must contain only names of attention modules ({known})", repr(name)))
+            raise ValueError(bad("heads", f"must contain only attention modules, by name: {known}", repr(name)))
         chosen += [layer[head] for head in indices(f"heads[{name!r}]", some, len(layer))]
     return chosen
 

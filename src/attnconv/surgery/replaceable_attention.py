@@ -100,7 +100,7 @@ def replaceable(
             raise ValueError(passed_over[name])
         if name not in tokens:
             known = ", ".join(name for name, module in modules.items() if projections(module))
-            raise ValueError(bad("layers", f"must contain only names of attention modules ({known})", repr(name)))
+            raise ValueError(bad("layers", f"must contain only attention modules, by name: {known}", repr(name)))
     return tokens, passed_over
 
 
@@ -167,7 +167,7 @@ def refuse_other_formula(tokens: LayerTokens, name: str = "attention") -> None:
         rows, values = tokens.maps_and_values()
         expected = tokens.parts.finish(rows @ values)
     except RuntimeError as reason:
-        raise ValueError(bad(name, requirement, f"{kind}, whose parts do not fit: {reason}", FIX)) from reason
+        raise ValueError(bad(name, requirement, f"{kind}, with an unknown formula: {reason}", FIX)) from reason
     error, size = float((expected - tokens.outputs).norm()), float(tokens.outputs.norm())
     if not error <= torch.finfo(tokens.outputs.dtype).eps ** 0.5 * size:
         got = f"{kind}, whose output differs by {error / max(size, 1e-30):.2g} (relative) from that of its parts"

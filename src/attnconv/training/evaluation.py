@@ -62,7 +62,7 @@ def evaluate(
     precision: PrecisionName = "32",
     device: torch.device | str = "cpu",
 ) -> Metrics:
-    """Evaluate a model, which is moved to `device`, cast to the dtype of `precision`, and left in evaluation mode.
+    """Evaluate a model. It is moved to `device`, cast to float32 (float64 for "64"), and left in evaluation mode.
 
     Args:
         model: Module from normalised images (b, c, height, width) to logits (b, classes).
@@ -74,7 +74,7 @@ def evaluate(
         device: Device to compute on.
 
     Raises:
-        ValueError: The set is empty, or the model cannot process the images or lacks one of their classes.
+        ValueError: If the set is empty, or the model cannot process the images or lacks one of their classes.
 
     Example:
         >>> model = nn.Sequential(nn.Flatten(), nn.Linear(4, 2))

@@ -56,12 +56,12 @@ def fit(
         command: Command line that started the run, to be stored in its settings.json.
 
     Raises:
-        SettingsError: Settings are invalid. The message lists all of them, and nothing is written.
-        ValueError: Another process is writing to the folder, the folder contains other files, its training state is
+        SettingsError: If settings are invalid. The message lists all of them, and nothing is written.
+        ValueError: If another process is writing to the folder, the folder contains other files, its training state is
             damaged or belongs to a different run, the data set is missing, or the initial weights do not fit the model.
-        OSError: A required file is missing, or the folder is not writable. Existing files remain valid.
-        DivergedError: The loss is no longer finite. The last valid checkpoint is kept.
-        KeyboardInterrupt: The run was interrupted by Ctrl-C. The last checkpoint is kept.
+        OSError: If a required file is missing, or the folder is not writable. Existing files remain valid.
+        DivergedError: If the loss is no longer finite. The last valid checkpoint is kept.
+        KeyboardInterrupt: If the run was interrupted by Ctrl-C. The last checkpoint is kept.
     """
     if wrong := problems(settings) or machine_problems(settings):
         raise SettingsError(wrong)
