@@ -298,7 +298,7 @@ def draw_profiles(layer: LayerAudit, *, title: str) -> Figure:
             axes.add_patch(Rectangle(corner, 0.72, 0.72, fill=False, edgecolor=colour_of(1), linewidth=1.3))
         axes.spines[:].set_linewidth(0.6)
         axes.set_title(f"head {head}", size=8.0, pad=2.5)
-        axes.set_xlabel(f"{mass[head]:.3g} {where}", size=7.0, color=FAINT, labelpad=1.5)
+        axes.set_xlabel(f"{mass[head]:#.3g} {where}", size=7.0, color=FAINT, labelpad=1.5)
         axes.set(xlim=(left - 0.5, right + 0.5), ylim=(bottom + 0.5, top - 0.5))
         axes.set(xticks=sorted({left, 0, right}), yticks=sorted({top, 0, bottom}))
         axes.tick_params(labelsize=6.5, length=2.0, pad=1.5, labelleft=place % columns == 0)
