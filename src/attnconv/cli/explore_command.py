@@ -73,7 +73,7 @@ def _inspect(arguments: Arguments) -> tuple[bytes, Any]:
     demo = DemoArguments().out
     name = arguments.model or (str(demo) if RunFolder(demo).exists() else None)
     if name is None and arguments.data is not None:
-        raise ValueError(bad("MODEL", "must be given with --data", "no model", "See `attnconv explore --help`."))
+        raise ValueError(bad("MODEL", "must be given if --data is given", "no model", "See `attnconv explore --help`."))
     if name is None:
         print("Explorer: showing the bundled example. Pass a model, or run `attnconv demo` first.")
         return example(), None

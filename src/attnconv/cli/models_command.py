@@ -9,8 +9,8 @@ from attnconv.cli.output import print_table, print_text
 class Arguments:
     """List the presets with their parameter counts and their FLOPs for one image.
 
-    The first FLOP count is that of the paper, which covers only linear and convolution layers. The total also includes
-    the matrix products of dense attention. A multiply-add counts as two FLOPs.
+    The first FLOP count covers only linear and convolution layers, as in the paper. The total also includes the matrix
+    products of dense attention. A multiply-add counts as two FLOPs.
 
     Examples:
         attnconv models

@@ -20,12 +20,12 @@ _ALPHAS = (1.0, 3.0, 10.0, 20.1)  # upper limits of alpha in the groups of soft 
 class Arguments(ImageOptions):
     """Verify Theorem 1 of the paper: compare convolutions with equivalent attention layers.
 
-    Random convolutions are computed by attention with hard heads, whose queries attend to exactly one key, using three
+    Random convolutions are computed by attention with hard heads, in which each query attends to one key, using three
     algorithms: a dense softmax, one softmax per axis (kronecker), and shifts of the input. Further random convolutions
-    are computed with soft heads, which attend to several keys, using one softmax per axis. The reference is the
-    convolution in float64. If MODEL is given, that network is instead compared layer by layer with its recast version,
-    in which attention with one softmax per axis replaces the convolutions. Both run in the network's dtype. While
-    attention is computed with a softmax, PyTorch's convolutions are disabled, so that they cannot produce the result.
+    are approximated by soft heads, which attend to several keys, and the errors are compared with their bounds. The
+    reference is the convolution in float64. If MODEL is given, that network is instead compared layer by layer with its
+    recast version, whose attention uses one softmax per axis. Both run in the network's dtype. While attention is
+    computed with a softmax, PyTorch's convolutions are disabled, so that they cannot produce the result.
 
     Examples:
         attnconv prove

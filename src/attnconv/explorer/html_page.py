@@ -44,14 +44,14 @@ def with_server(page: str, *, images: bool) -> str:
 
 
 def export(payload: bytes, folder: str | Path) -> Path:
-    """Write the page and a payload to a folder that needs no Python: open it from disk or host it on any web server.
+    """Write the page and a payload to a folder. The page needs no Python: open it from disk, or host the folder.
 
     Args:
         payload: The bytes returned by `attnconv.explorer.payload`; written to `payload.safetensors`.
         folder: Created if it does not exist. The two files of an older export are each replaced atomically.
 
     Returns:
-        The path of the page, `index.html`, which contains the payload.
+        The path of the page, `index.html`, which also embeds the payload.
 
     Raises:
         ValueError: If the payload is invalid, or `folder` is a file.

@@ -52,7 +52,7 @@ class LayerStatistics:
         gaussian_overlap: Overlap of the profile with a Gaussian, (h,), 0 to 1; NaN without attention to the image.
         coverage: Mean attention to the taps of a centred kernel, one head per tap, 0 to 1; see `grid_coverage`.
         tap_residual: Relative distance of these taps from the span of the heads' profiles, 0 to 1; see `tap_residual`.
-        redundancy: Mean cosine similarity of the profiles of two heads, 0 to 1; 0 for a single head.
+        redundancy: Mean cosine similarity of profiles over all pairs of heads, 0 to 1; 0 for a single head.
         receptive_field: RMS distance from the centre of the mean profile, in positions; NaN if all profiles are 0.
         convolution_score: Share of the attention that one tap per head accounts for, 0 (uniform attention) to 1.
         profile: Mean attention at each shift.
@@ -178,8 +178,8 @@ def grid_coverage(profile: ShiftProfile) -> float:
     """Compute the mean attention, 0 to 1, of heads to the taps of a centred kernel, with a different head for each tap.
 
     With K the largest odd number such that K^dims <= heads, the taps are the K^dims shifts around the centre of the
-    receptive field. The best assignment of heads to taps counts; if a stride makes the
-    centre ambiguous, so does the best centre.
+    receptive field. The result is the maximum over all assignments of heads to taps and, if the stride leaves several
+    candidates for the centre, over these candidates.
 
     Args:
         profile: The layer's profile, as returned by `shift_profile`.

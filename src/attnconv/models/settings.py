@@ -34,8 +34,8 @@ class AttentionSettings:
         attention_dropout: Dropout rate of attention probabilities. A rate above 0 requires dense attention matrices.
         norm: Layer normalisation after each residual sum ("post", as in the paper) or before each branch ("pre").
         norm_epsilon: Constant that layer normalisation adds to the variance.
-        head_channels: Number of channels of each head's values, between separate value and output projections. By
-            default, both projections are merged into one matrix per head.
+        head_channels: Number of channels of each head's values. By default, the value and output projections of a
+            head are merged into one matrix; this setting makes them separate.
         key_channels: Number of channels of each head's queries and keys, for encodings that compute queries and keys
             from content. The default is the width.
         max_shift: Largest shift along each axis in the tables of learned relative encodings, in positions.

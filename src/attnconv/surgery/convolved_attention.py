@@ -230,7 +230,7 @@ class ConvolvedAttention(nn.Module):
         x, terms = self.call.read(args, named)
         before, (height, width) = self.prefix.shape[1], self.grid
         if terms.added is not None and not self.added:
-            raise ValueError(bad("attn_mask", "must be None, since heads were replaced without a mask", "a mask"))
+            raise ValueError(bad("attn_mask", "must be None, because replaced heads do not support masks", "a mask"))
         if x.shape[1] != before + height * width:
             requirement = f"must be {before} (class tokens and registers) + {height} x {width} (image)"
             raise ValueError(bad("tokens", requirement, x.shape[1], "Replace heads at the image size of the model."))

@@ -55,7 +55,7 @@ class Fit:
     """Least-squares fit of one matrix Phi to many queries.
 
     Attributes:
-        phi: Phi, kernel positions (row-major) x heads, in float64. The best weights are W_h = sum_j Phi[j, h] W_j.
+        phi: Phi, kernel positions (row-major) x heads, float64. Best weights: W_h = sum_j Phi[j, h] kernel[j].
         residuals: sqrt(sum_q ||E_q - Phi A_q||^2 / sum_q ||E_q||^2) over each set of queries.
         worst: Largest ||E_q - Phi A_q|| / max(||E_q||, 1) over the fitted queries.
         rank: Rank of the stacked rows A of the fitted queries; less than the number of heads if heads are redundant.

@@ -183,6 +183,6 @@ def starting_model(run: RunFolder) -> nn.Module:
     made = [layer["centres"] for layer in head_record(model, 0)["layers"]]
     for now, then in zip(made, recorded, strict=False):  # the record may be empty
         if not torch.allclose(torch.tensor(now), torch.tensor(then), atol=1e-5):
-            fix = "Use the version of attnconv that wrote the run."
-            raise ValueError(bad("run", "must reproduce the centres in heads.jsonl", f"others for {run.path}", fix))
+            got, fix = f"different centres for {run.path}", "Use the version of attnconv that wrote the run."
+            raise ValueError(bad("run", "must start from the centres in heads.jsonl", got, fix))
     return model.eval()

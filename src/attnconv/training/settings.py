@@ -33,7 +33,7 @@ AcceleratorName = Literal["auto", "cpu", "cuda", "mps"]
 
 @dataclass(frozen=True, kw_only=True)
 class OptimSettings:
-    """Optimiser. Centres and spreads of heads are excluded from weight decay, which would pull them towards 0.
+    """Optimiser. Centres and inverse widths of heads are excluded from weight decay, which would pull them towards 0.
 
     Attributes:
         name: Adam with decoupled weight decay, or stochastic gradient descent with momentum.
@@ -43,8 +43,8 @@ class OptimSettings:
         second_beta: Second beta of AdamW, in [0, 1).
         weight_decay: Coefficient of weight decay, at least 0.
         decay_vectors: Also apply weight decay to biases and to scales of normalisation layers, as in the paper's code.
-        position_rate: Learning rate of centres and spreads, as a multiple of that of the other parameters. With AdamW,
-            the centres move very little in a short run if this is 1.
+        position_rate: Learning rate of centres and inverse widths of heads, as a multiple of that of the other
+            parameters. With AdamW, the centres move very little in a short run if this is 1.
         clip: Maximum L2 norm of the whole gradient, to which larger gradients are rescaled; None turns clipping off.
         label_smoothing: Label smoothing factor, in [0, 1).
     """
