@@ -261,9 +261,9 @@ class TestRefusals:
             ({"count": 9}, "count: .*got 9"),
             ({"heads": {NAME: [9]}}, r"heads\['blocks.0.attn'\]: .*from 0 to 3, got \[9\]"),
             ({"heads": {NAME: [-1]}}, r"heads\['blocks.0.attn'\]: .*from 0 to 3, got \[-1\]"),
-            ({"heads": {"blocks.7.attn": []}}, r"heads: .*blocks.1.attn\), got 'blocks.7.attn'"),
+            ({"heads": {"blocks.7.attn": []}}, r"heads: .*blocks.1.attn, got 'blocks.7.attn'"),
             ({"count": 1, "layers": []}, r"layers: .*got \[\]"),
-            ({"count": 1, "layers": ["nope"]}, r"layers: .*blocks.0.attn, blocks.1.attn\), got 'nope'"),
+            ({"count": 1, "layers": ["nope"]}, r"layers: .*blocks.0.attn, blocks.1.attn, got 'nope'"),
         ],
     )
     def test_arguments_out_of_range(self, arguments: Any, message: str) -> None:

@@ -86,7 +86,7 @@ def read_upload(
     """
     wanted = TYPES.get(declared.partition(";")[0].strip().lower())
     if wanted is None:
-        raise UnsupportedTypeError(bad("image", f"must be of type {' or '.join(TYPES)}", repr(declared[:60])))
+        raise UnsupportedTypeError(bad("image", f"must be one of {', '.join(TYPES)}", repr(declared[:60])))
     if len(content) > LARGEST_UPLOAD:
         raise TooLargeError(bad("image", f"must have at most {LARGEST_UPLOAD:,} bytes", f"{len(content):,}"))
     formats, most = tuple(TYPES.values()), 2 * max(sizes)
