@@ -29,7 +29,7 @@ class UnreadableError(Exception):
 class TokenRows:
     """Attention probabilities between the tokens of one attention call.
 
-    `shape` is (sequences, heads, queries, keys); a window is a sequence. If `transient`, `release` discards tensors.
+    `shape` is (sequences, heads, queries, keys), with one sequence per window. `release` discards `transient` tensors.
     """
 
     def __init__(

@@ -85,9 +85,9 @@ class PlannedRun:
 def plan_runs(
     scale: ScaleName, out: str | Path, *, names: Sequence[str] = (), seeds: int = 1, data_root: str = "data"
 ) -> list[PlannedRun]:
-    """List the runs of a reproduction in the folder `out`, ordered by seed; seeds start at 42.
+    """List the runs of a reproduction in the folder `out`, ordered by seed; the first seed is 42.
 
-    `names` are from `ALL_RUNS`; if empty, `RUNS` is used. The generalised model is added if the pruned one is named.
+    `names` are from `ALL_RUNS`; if empty, all of `RUNS` are planned. The pruned model also adds the generalised model.
     """
     asked = names or RUNS
     wanted = [name for name in ALL_RUNS if name in asked or (name == SOURCE and PRUNED in asked)]
@@ -160,7 +160,7 @@ class NothingToPruneError(ValueError):
 
 
 def pruned_start(planned: PlannedRun, source: RunFolder) -> tuple[RunSettings, Path, str]:
-    """Remove the degenerate heads of a trained model, by the threshold of the paper or, failing that, of its code.
+    """Remove degenerate heads of a trained model, by the paper's threshold or, if no head exceeds it, its code's.
 
     Return the settings with the remaining heads, the file of pruned weights, and a message. Raise
     `NothingToPruneError` if the source is incomplete, no head is degenerate, or all heads of a layer are degenerate.
