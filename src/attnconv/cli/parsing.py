@@ -126,7 +126,7 @@ def distinct(arguments: Iterable[Argument]) -> list[Argument]:
 
 
 def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> Nested:
-    """Merge nested values, where `over` takes precedence; a group of a different `kind` is replaced as a whole."""
+    """Merge nested values; `over` takes precedence, and a group of a different `kind` is replaced as a whole."""
     values = dict(base)
     for name, value in over.items():
         before = values.get(name)

@@ -27,7 +27,8 @@ class Arguments(ImageOptions):
 
     Attributes:
         model: Preset, run folder, weights file, timm:NAME, hf:NAME, torchvision:NAME or package.module:function.
-        image_size: Image height and width in pixels: HxW, or N for both. The default is the model's size, or 224.
+        image_size: Image height and width in pixels: HxW, or N for both. The default is the model's image size, or 224
+            if it is unknown.
         out: New weights file (.safetensors), which the other commands and `attnconv.load` can read.
         export: Program (.pt2) to write with torch.export; it must not exist yet. PyTorch can run it without attnconv.
         onnx: ONNX file to write; it must not exist yet. Requires the packages onnx and onnxscript.

@@ -63,15 +63,15 @@ _one_large = threading.Lock()
 
 
 class PictureError(ValueError):
-    """The image is invalid, or does not have 8 bits per channel."""
+    """Error for an image that is invalid, or does not have 8 bits per channel."""
 
 
 class UnsupportedTypeError(PictureError):
-    """The data are not an image in a supported format."""
+    """Error for data that are not an image in a supported format."""
 
 
 class TooLargeError(PictureError):
-    """The image has too many bytes or pixels."""
+    """Error for an image with too many bytes or pixels."""
 
 
 @contextmanager

@@ -33,7 +33,7 @@ class Pictures:
     """Images as shown on the page.
 
     Attributes:
-        pixels: Images, uint8, channels last; by default none, for models whose attention depends only on positions.
+        pixels: Images, (n, height, width, channels) uint8. By default, there are none.
         names: One name per image; if empty, the images are numbered.
     """
 

@@ -130,7 +130,7 @@ def _softmax(scores: Tensor) -> Tensor:
 
 @final
 class AttentionCalls(TorchFunctionMode):
-    """Function mode that calls `seen` before each attention call, with a function that reads the call's rows."""
+    """PyTorch function mode that calls `seen` before each attention call, with a function that reads the call's rows."""
 
     def __init__(self, seen: Callable[[Callable[[], TokenRows]], None]) -> None:
         super().__init__()

@@ -217,7 +217,7 @@ def kernel_size(heads: int, dims: int) -> int:
 
 
 def assigned_mass(shares: Float64[Tensor, "h s"], heads_per_shift: int) -> float:
-    """Return the largest total mass of heads at one shift each, at most `heads_per_shift` per shift; others add 0."""
+    """Return the largest total mass at one shift per head, with at most `heads_per_shift` heads per shift."""
     repeated = shares.cpu().repeat(1, heads_per_shift)  # `heads_per_shift` columns per shift
     heads, columns = linear_sum_assignment(repeated.numpy(), maximize=True)
     return float(repeated[heads.tolist(), columns.tolist()].sum())

@@ -30,7 +30,7 @@ DROPPED = "quadratic-attention-dropout"  # with the attention dropout of the pap
 @final
 @dataclass(frozen=True)
 class PaperModel:
-    """One model of the paper, with the numbers printed there; a dash or None if there are none."""
+    """One model of the paper, with the numbers printed in it; a dash or None stands for a missing number."""
 
     title: str  # of its row in Tables 1 and 4
     accuracy: float | None = None  # on the test images of CIFAR-10, 0 to 1
@@ -108,7 +108,7 @@ def folder_name(name: str, seed: int) -> str:
 
 
 def runs_in(out: str | Path) -> dict[str, list[RunFolder]]:
-    """Find the runs of each model in a reproduction, ordered by seed; of several, the one with the most epochs."""
+    """Find the runs of each model in a reproduction, ordered by seed; for each seed, return the one with the most epochs."""
     longest: dict[tuple[str, int], tuple[int, RunFolder]] = {}
     for path in sorted((Path(out) / "runs").glob("*/")):
         matched, run = _FOLDER.fullmatch(path.name), RunFolder(path)
@@ -156,7 +156,7 @@ def continued(settings: RunSettings, label: str) -> RunSettings:
 
 @final
 class NothingToPruneError(ValueError):
-    """Raised if there is no pruned model to train."""
+    """Error for a reproduction without a pruned model to train."""
 
 
 def pruned_start(planned: PlannedRun, source: RunFolder) -> tuple[RunSettings, Path, str]:

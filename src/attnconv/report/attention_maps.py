@@ -78,8 +78,7 @@ def draw_attention_maps(
     Args:
         layers: Maps of each layer, in order; layers may differ in their numbers of heads and positions.
         title: Title of the figure.
-        zoom: Side of the square window shown around the query, in positions, odd; None shows whole maps. The colour
-            scale is always that of the whole map.
+        zoom: Odd side, in positions, of a window around the query; None for whole maps, to which colours are scaled.
         orders: Head indices of each layer in the order to show; None sorts heads by largest probability, descending.
         picture: Image to show above the maps, (height, width, 3) with values in [0, 1]; None for no image.
 
