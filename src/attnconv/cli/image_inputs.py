@@ -75,7 +75,7 @@ class Subject:
     def load(cls, name: str, options: ImageOptions, *, resized: bool = True) -> "Subject":
         """Load a model; with `resized`, models with a fixed image size are built for --image-size.
 
-        Images have the channels in its settings, else those of the first convolution (or 3), and its axes (or 2).
+        Numbers of channels and axes are those of the first convolution, or 3 and 2; settings override the channels.
         """
         from attnconv.models.model_loader import load
         from attnconv.theory.conv_taps import Convolution

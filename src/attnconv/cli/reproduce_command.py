@@ -35,7 +35,7 @@ class Arguments:
         only: Models to train: resnet18, quadratic, quadratic-generalized, quadratic-generalized-pruned, learned,
             learned-content, quadratic-16-heads. The default is all of these. quadratic-attention-dropout, which has the
             attention dropout of the paper's code (rate 0.1), is trained only if named.
-        seeds: Number of runs of each model, with different seeds. Table 1 reports their mean and standard deviation.
+        seeds: Number of runs of each model, with different seeds. Table 1 reports the mean and standard deviation.
         out: Folder for the runs, figures and tables. The default is reproduction/SCALE.
         data_root: Folder that contains CIFAR-10, which is downloaded if it is missing. Not used with --scale tiny.
         plan: Print the planned runs and exit.

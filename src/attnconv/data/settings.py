@@ -18,7 +18,7 @@ class DataSettings:
             folder per class; `attnconv train` uses the number of these folders as the default for --classes).
         root: Folder of the data set; not used for digits. For CIFAR, it contains the official archive (.tar.gz), its
             unpacked files, or Parquet files in the layout of the Hugging Face Hub. For image folders, it contains
-            train/CLASS/*.png and test/CLASS/*.png, or CLASS/*.png, of which a fifth are test images; any image format.
+            train/CLASS/*.png and test/CLASS/*.png (or other formats), or CLASS/*.png, of which a fifth are test images.
         validation: Number of training images held out for validation; 0 holds out none. The default is 5000 for
             CIFAR, 200 for digits, and a tenth of the training images for image folders.
         split_seed: Seed of the validation split. It is independent of the training seed, so that runs with different

@@ -22,7 +22,7 @@ def find_page() -> str:
     """Return the HTML of the explorer page, from the package or, in a clone, from the output of `make page`.
 
     Raises:
-        FileNotFoundError: If the page is not found, since it has not been built.
+        FileNotFoundError: If the page has not been built.
     """
     for path in (PACKAGED, BUILT):
         if path.is_file():

@@ -59,7 +59,7 @@ class Session:
         return payload(self.model, images, pictures=pictures, **self.options)
 
     def answer(self, content: bytes, declared: str) -> bytes:
-        """Compute the payload for one image file; this is the argument `answer` of `app`.
+        """Compute the payload for one image file with the declared media type; pass this method to `app` as `answer`.
 
         Raises:
             ValueError: If the image is rejected (see `read_upload`), or all of its pixels have the same colour.

@@ -72,7 +72,7 @@ def visit_attention(
 
     Raises:
         TypeError: If an argument has the wrong type.
-        ValueError: If attention cannot be read, no attention or not all of `layers` run, or `options` is rejected.
+        ValueError: If attention cannot be read, no layer runs, one of `layers` does not run, or `options` is rejected.
 
     Example:
         >>> block = nn.TransformerEncoderLayer(8, nhead=2, dim_feedforward=8, batch_first=True)
@@ -106,7 +106,7 @@ def attention_operators(model: nn.Module, images: Tensor) -> dict[str, Attention
     """Return the operators of all attention layers of a model, by layer name, in the order in which the layers run.
 
     If attention depends on content, operators store the queries and keys of every image; to save memory, or for models
-    without fused attention, use `visit_attention`. If a layer runs several times, its last call is returned.
+    without fused attention, use `visit_attention`. For a layer that runs several times, the last operator is kept.
 
     Args:
         model: Any module that `visit_attention` can read.

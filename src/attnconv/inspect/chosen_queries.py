@@ -23,7 +23,7 @@ def sample_queries(
 ) -> Int[Tensor, "r"]:
     """Select at most `count` queries, one in each cell of the grid; return their flat indices in ascending order.
 
-    Cells have nearly equal sizes. With regular spacing, the same few positions in every attention window would be used.
+    Cells have nearly equal sizes. Regular spacing would select the same few positions in every attention window.
 
     Args:
         grid: The grid of queries.
@@ -87,7 +87,7 @@ class QueryMaps:
 def mean_query_maps(
     model: nn.Module, images: Tensor, *, places: Sequence[tuple[float, float]], batch_size: int = 10
 ) -> list[QueryMaps]:
-    """Compute the attention maps of given queries in each layer, averaged over images; layers are in running order.
+    """Compute attention maps of given queries, averaged over images, for each layer in the order of execution.
 
     Args:
         model: Any module that `visit_attention` can read. If a layer runs several times, its last call is used.

@@ -45,7 +45,7 @@ class LayerStatistics:
         centre, covariance, distance, entropy, padding_mass: As in `AttentionMoments`, averaged over images.
         content_share: Share of the variance of the probabilities that is due to differences between the images of a
             batch, (h,), 0 to 1; None if every batch had one image, or if attention is independent of it.
-        position_share: 1 - content_share, the share of this variance that positions explain; None like it.
+        position_share: 1 - content_share, the share of this variance that positions explain; None if that is None.
         constancy: How constant attention is as the query moves, (h,), 0 to 1; NaN if no attention is on the image.
         best_shift: Shift (key minus query) with the largest mean attention, (h, dims) int64, in positions.
         shift_mass: Mean attention at the best shift, (h,), 0 to 1.
@@ -54,7 +54,7 @@ class LayerStatistics:
         tap_residual: Distance of these taps from the span of the profiles, 0 to 1; see the function `tap_residual`.
         redundancy: Mean cosine similarity of profiles over all pairs of heads, 0 to 1; 0 for a single head.
         receptive_field: RMS distance from the centre of the mean profile, in positions; NaN if all profiles are 0.
-        convolution_score: Share of attention that one tap per head accounts for, rescaled: 0 for uniform, at most 1.
+        convolution_score: Share of attention that one tap per head accounts for, rescaled to 0 for uniform attention.
         profile: Mean attention at each shift.
     """
 

@@ -61,7 +61,7 @@ class AttentionMoments:
 def attention_moments(operator: AttentionOperator, *, queries: Queries | None = None) -> AttentionMoments:
     """Compute the moments of each head and image, averaged over queries.
 
-    Without `queries`, `Kronecker` and `Shift` operators are evaluated axis by axis; for others, sample large images.
+    Without `queries`, `Kronecker` and `Shift` are evaluated axis by axis. Pass a sample for other large operators.
 
     Args:
         operator: The attention probabilities, for example from `layer.operator(x)` or `attention_operators`.

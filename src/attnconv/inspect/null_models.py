@@ -117,7 +117,7 @@ class MirrorSymmetry:
     """Left-right and up-down symmetry of heads.
 
     Attributes:
-        left_right, up_down: Mean over heads of the cosine similarity of a head's mirror image to the most similar head.
+        left_right, up_down: Mean cosine similarity, 0 to 1, of the heads' mirror images to the most similar heads.
         chance: 95 % quantile of `left_right - up_down` if the axes of each head or mirrored pair are swapped at random.
     """
 

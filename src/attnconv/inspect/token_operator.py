@@ -72,7 +72,7 @@ class TokenOperator(AttentionOperator):
         layout: Positions of these tokens in the image.
 
     Attributes:
-        prefix, suffix, window: Numbers of tokens before and after the image's tokens; size of a window (None if none).
+        prefix, suffix, window: Numbers of tokens before and after the image's tokens; window size in tokens, or None.
 
     Example:
         >>> from attnconv.inspect.attention_calls import product_rows

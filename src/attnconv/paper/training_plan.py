@@ -108,7 +108,7 @@ def folder_name(name: str, seed: int) -> str:
 
 
 def runs_in(out: str | Path) -> dict[str, list[RunFolder]]:
-    """Find the runs of each model in a reproduction, ordered by seed; for each seed, return the one with the most epochs."""
+    """Find the runs of each model in a reproduction, ordered by seed; per seed, only the one with the most epochs."""
     longest: dict[tuple[str, int], tuple[int, RunFolder]] = {}
     for path in sorted((Path(out) / "runs").glob("*/")):
         matched, run = _FOLDER.fullmatch(path.name), RunFolder(path)
@@ -160,7 +160,7 @@ class NothingToPruneError(ValueError):
 
 
 def pruned_start(planned: PlannedRun, source: RunFolder) -> tuple[RunSettings, Path, str]:
-    """Remove degenerate heads of a trained model, by the paper's threshold or, if no head exceeds it, its code's.
+    """Remove the degenerate heads of a trained model: those above the paper's threshold or, if none, that of its code.
 
     Return the settings with the remaining heads, the file of pruned weights, and a message. Raise
     `NothingToPruneError` if the source is incomplete, no head is degenerate, or all heads of a layer are degenerate.

@@ -78,7 +78,7 @@ def draw_attention_maps(
     Args:
         layers: Maps of each layer, in order; layers may differ in their numbers of heads and positions.
         title: Title of the figure.
-        zoom: Odd side, in positions, of a window around the query; None for whole maps, to which colours are scaled.
+        zoom: Odd side, in positions, of a window around the query; None for all. Colours are scaled to the whole map.
         orders: Head indices of each layer in the order to show; None sorts heads by largest probability, descending.
         picture: Image to show above the maps, (height, width, 3) with values in [0, 1]; None for no image.
 

@@ -208,7 +208,7 @@ def why_hidden(centre: FloatArray, covariance: FloatArray, view: float, sizes: t
 
 
 def choose_view(layers: Collection[HeadGaussians], *, limit: float) -> float:
-    """Return half the side, in positions, of a square panel that fits the heads of all layers; at most `limit`.
+    """Return half the side, in positions, of a square panel that fits the heads of all layers.
 
     It contains 5 x 5 positions or more and, up to `limit`, 97 % of the centres and 3/4 of the heads' 50 % contours.
     """

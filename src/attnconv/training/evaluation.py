@@ -62,13 +62,13 @@ def evaluate(
     precision: PrecisionName = "32",
     device: torch.device | str = "cpu",
 ) -> Metrics:
-    """Evaluate a model, after moving it to `device` and casting it to float32 (or float64); it stays in eval mode.
+    """Evaluate a model, which is moved to `device`, cast to float32 (float64 for "64") and left in evaluation mode.
 
     Args:
         model: Module that maps normalised images, (b, c, height, width), to logits, (b, classes).
         images: Images to evaluate on, at least one.
         mean: Mean of each channel in the training set, for pixels scaled to [0, 1].
-        std: Standard deviation of each channel, likewise.
+        std: Standard deviation of each channel in the training set, for pixels scaled to [0, 1].
         batch_size: Images per batch, at least 1.
         precision: "32", "bf16" or "64", as in `TrainSettings`.
         device: Device to compute on.

@@ -175,7 +175,7 @@ def first_model(folder: RunFolder, settings: RunSettings) -> nn.Module:
 def starting_model(run: RunFolder) -> nn.Module:
     """Build the initial model of a run, without changing the state of torch's global generator.
 
-    Raises `ValueError` if its head centres differ from those in `heads.jsonl`, for example in a different version.
+    Raises `ValueError` if its centres differ from those in `heads.jsonl`, which may be from a different version.
     """
     with torch.random.fork_rng(devices=[]):
         model = first_model(run, run.settings())

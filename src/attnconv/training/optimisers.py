@@ -11,7 +11,7 @@ from attnconv.training.settings import OptimSettings, ScheduleSettings
 
 
 def parameter_groups(model: nn.Module, optim: OptimSettings) -> list[dict[str, Any]]:
-    """Return three parameter groups: with weight decay, vectors without it, and `undecayed` parameters of encodings.
+    """Return parameter groups: those with weight decay, vectors without it, and the encodings' `undecayed` parameters.
 
     Weight decay would pull the centre of a head towards shift 0, and make its attention more uniform.
     """
