@@ -53,7 +53,7 @@ class AugmentSettings:
             paper: random crops with a black border, and flips.
         padding: Maximum translation of the random crop along each axis, in pixels. The default is an eighth of the
             image's shorter side (4 for CIFAR, 1 for digits), or 0 with the augmentation recipe "none".
-        border: Pixels outside the image: reflect (the image is reflected at its edges) or zero (black). The default is
+        border: Pixels outside the image: reflect (the image reflected at its edges) or zero (black). The default is
             reflect with the augmentation recipe "modern", and zero otherwise.
         flip: Flip images horizontally with probability 1/2. The default is False for greyscale images and with the
             augmentation recipe "none", and True otherwise.

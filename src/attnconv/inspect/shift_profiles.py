@@ -5,14 +5,14 @@ to which delta is available, that is, for which q + delta is a key of the image.
 
     profile    p_h(delta) = mean over q in Q(delta) of A_h[q, q + delta]                     rows are not renormalised
 
-for each delta that, along each axis, is available to at least half as many queries as the most available shift: with
+for each delta that, along each axis, is available to at least half as many queries as any other shift: with
 one query per position, up to half of the axis in each direction. A head that implements a tap has p = 1 at this tap.
 
     constancy  c_h = sum_delta |Q(delta)| p_h(delta)^2 / sum_delta sum_{q in Q(delta)} A_h[q, q + delta]^2
 
 is the share of the squared probabilities that the mean pattern explains. It is 1 only if A_h[q, q + delta] is the same
 for all q, as in a convolution. It uses only queries whose receptive field is centred at least a quarter of each axis
-away from the ends. The shift from a query to that centre is the middle of the keys minus the middle of the queries: 0
+away from the ends. The shift from a query to that centre is the mean key position minus the mean query position: 0
 with one query per position, (K - 1) / 2 for a kernel of K taps without padding.
 """
 

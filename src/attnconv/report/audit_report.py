@@ -61,7 +61,7 @@ _NOTE = (
 )
 _SCORE_TEXT = (
     "The convolution score is the share of the attention that a convolution with one tap per head accounts for, "
-    "corrected for chance: 1 for a convolution, 0 for uniform attention, and slightly above 0 for random attention. "
+    "rescaled to 1 for a convolution and 0 for uniform attention; random attention on large grids is slightly above 0. "
     "Heads with the same Gaussian around every query form a blurred convolution: low score, constancy near 1."
 )
 _LAYER_TEXT = (
