@@ -44,7 +44,7 @@ class AttentionSettings:
             query, as in the paper.
         centre_std: Standard deviation of the initial centres, in positions (centres "normal" only).
         spread_std: Standard deviation of the initial inverse widths s of quadratic heads, in 1 / position. A head's
-            attention is a Gaussian of standard deviation 1 / s (alpha = s^2 / 2). The mean of s is 1 (2 with centres "near").
+            attention is a Gaussian of standard deviation 1 / s (alpha = s^2 / 2). The mean of s is 1 (with "near": 2).
         image_size: Side of the training images, in pixels. The model also accepts images of other sizes.
         image_channels: Number of image channels.
         classes: Number of classes.
