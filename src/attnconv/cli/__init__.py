@@ -38,8 +38,8 @@ _COMMANDS = "\n".join(f"  {name:<{_WIDTH}}  {text}" for name, text in COMMANDS.i
 _HELP = f"""\
 usage: attnconv [-h] [-V] COMMAND ...
 
-Self-attention layers that can express any convolution. "The paper" in all help texts is
-https://arxiv.org/abs/1911.03584 (Cordonnier, Loukas and Jaggi, ICLR 2020).
+Self-attention layers that can express any convolution. In all help texts, "the paper"
+refers to https://arxiv.org/abs/1911.03584 (Cordonnier, Loukas and Jaggi, ICLR 2020).
 
 commands:
 {_COMMANDS}

@@ -18,7 +18,7 @@ ON_SCREEN = 6  # number of columns, layer to coverage, that fit in 80 characters
 class Arguments(AttentionOptions):
     """Measure how closely the attention of a model resembles convolution, and write a page with figures.
 
-    The page shows a score for each attention layer, from 0 (uniform) to 1 (a convolution), and statistics of each head.
+    The page shows a score for each layer, from 0 (uniform attention) to 1 (a convolution), and statistics of each head.
 
     Examples:
         attnconv audit runs/quadratic-digits --data digits
@@ -29,8 +29,8 @@ class Arguments(AttentionOptions):
     Attributes:
         model: Preset, run folder, weights file, timm:NAME, hf:NAME, torchvision:NAME or package.module:function.
         data: Input images: a folder of image files (searched recursively), digits or cifar10. Required
-            unless attention depends only on positions; the default is then random noise.
-        queries: Maximum number of queries whose attention is measured in each image.
+            unless attention depends only on positions, in which case the default is random noise.
+        queries: Maximum number of queries whose attention is measured in each layer, per image.
         skip_unreadable: Skip and list attention layers whose attention cannot be recorded, such as attention-pooling
             layers, instead of stopping with an error.
         out: Output folder. It must be new, empty or written by an earlier audit. The default is audits/MODEL.

@@ -16,9 +16,9 @@ PRESET = "quadratic-digits"
 class Arguments:
     """Show that attention can express a convolution, and can learn to behave like one.
 
-    Converts a random convolution to an attention layer and compares their outputs, trains a small attention-only model
-    on handwritten digits, and draws the positions that its heads attend to. This takes under three minutes on two CPU
-    cores and needs no internet connection.
+    The command converts a random convolution to an attention layer and compares their outputs, trains a small
+    attention-only model on handwritten digits, and draws the positions that its heads attend to. This takes under three
+    minutes on two CPU cores and needs no internet connection.
 
     Examples:
         attnconv demo

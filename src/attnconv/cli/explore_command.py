@@ -33,8 +33,8 @@ class Arguments(AttentionOptions):
         data: Initial images: a folder of image files (searched recursively), digits or cifar10. The default is digits
             for runs trained on digits, and random noise if attention depends only on positions. Required otherwise.
         snapshots: Maximum number of epochs of a run to show; 0 shows only the loaded weights.
-        budget: Maximum size in MB (10^6 bytes) of the attention data stored for each image. If not all queries fit,
-            only queries on an evenly spaced grid are stored.
+        budget: Maximum size in MB (10^6 bytes) of the attention data stored for each image, for all layers together. If
+            not all queries fit, only queries on an evenly spaced grid are stored.
         export: Write the page to this folder instead of serving it. The folder must be new, empty or written by an
             earlier export. The page can be opened from disk or hosted on a web server.
         port: Port of the server; 0 selects a free port.

@@ -48,7 +48,7 @@ class AttentionOptions(ImageOptions):
 
     Attributes:
         layers: Names of the attention modules to inspect, separated by commas. The default is all attention modules.
-        grid: Height and width of the grid of image tokens: HxW, or N for both. The default is read from the model.
+        grid: Number of image tokens along the height and width: HxW, or N for both. The default is read from the model.
         prefix: Number of class and register tokens before the image tokens. The default is read from the model.
     """
 
@@ -73,9 +73,9 @@ class Subject:
 
     @classmethod
     def load(cls, name: str, options: ImageOptions, *, resized: bool = True) -> "Subject":
-        """Load a model; if `resized`, a model with a fixed image size is built for --image-size.
+        """Load a model; with `resized`, models with a fixed image size are built for --image-size.
 
-        Images have the axes and, unless the settings state them, the channels of the first convolution (else 2 and 3).
+        Numbers of channels and axes are those of the first convolution, or 3 and 2; settings override the channels.
         """
         from attnconv.models.model_loader import load
         from attnconv.theory.conv_taps import Convolution

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Arguments:
-    """Remove degenerate heads, whose attention forms a thin stripe or is uniform (Appendix E of the paper).
+    """Remove degenerate heads, whose attention forms a thin line or is uniform (Appendix E of the paper).
 
-    Prints the degenerate heads, the parameter and FLOP counts before and after pruning, and the layers that can then no
-    longer express every 3 x 3 kernel.
+    The command prints the degenerate heads, the parameter and FLOP counts before and after pruning, and the layers that
+    cannot express every 3 x 3 kernel after pruning.
 
     Examples:
         attnconv prune runs/quadratic-generalized

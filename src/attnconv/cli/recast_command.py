@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class Arguments(ImageOptions):
     """Replace the convolutions of a network with equivalent multi-head self-attention layers.
 
-    Compares the original and the new network layer by layer; writes the latter if --out, --export or --onnx is given.
+    The command compares both networks layer by layer. With --out, --export or --onnx, it writes the new network.
 
     Examples:
         attnconv recast resnet18 --out resnet18.safetensors
@@ -27,7 +27,8 @@ class Arguments(ImageOptions):
 
     Attributes:
         model: Preset, run folder, weights file, timm:NAME, hf:NAME, torchvision:NAME or package.module:function.
-        image_size: Image height and width in pixels: HxW, or N for both. The default is the model's, or 224 if unknown.
+        image_size: Image height and width in pixels: HxW, or N for both. The default is the model's image size, or 224
+            if it is unknown.
         out: New weights file (.safetensors), which the other commands and `attnconv.load` can read.
         export: Program (.pt2) to write with torch.export; it must not exist yet. PyTorch can run it without attnconv.
         onnx: ONNX file to write; it must not exist yet. Requires the packages onnx and onnxscript.

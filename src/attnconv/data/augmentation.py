@@ -178,7 +178,7 @@ def mix(
 
 
 def beta(parameter: float, uniforms: Float32[Tensor, "b pairs"]) -> Float32[Tensor, " b"]:
-    """Sample from Beta(a, a), 0 < a <= 1, by Jöhnk's method: x / (x + y) for x = u^(1/a), y = v^(1/a) if x + y <= 1.
+    """Sample from Beta(a, a), 0 < a <= 1, by Jöhnk's method: x / (x + y) with x = u^(1/a), y = v^(1/a) if x + y <= 1.
 
     Each pair (u, v) is accepted with probability at least 1/2. The result is computed from the first of twelve pairs
     that is accepted, or is 1/2 if none is (once in 4096 samples for a = 1, practically never for a = 0.2). The first

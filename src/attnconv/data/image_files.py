@@ -63,24 +63,24 @@ _one_large = threading.Lock()
 
 
 class PictureError(ValueError):
-    """The image is invalid, or does not have 8 bits per channel."""
+    """Error for an image that is invalid, or does not have 8 bits per channel."""
 
 
 class UnsupportedTypeError(PictureError):
-    """The data are not an image in a supported format."""
+    """Error for data that are not an image in a supported format."""
 
 
 class TooLargeError(PictureError):
-    """The image has too many bytes or pixels."""
+    """Error for an image with too many bytes or pixels."""
 
 
 @contextmanager
 def open_picture(
     source: Path | str | bytes, name: str = "", *, formats: tuple[str, ...] = FORMATS, largest: int = LARGEST_PICTURE
 ) -> Iterator[ImageFile.ImageFile]:
-    """Open and validate an image of at most `largest` pixels, given its file or its content.
+    """Open and validate an image of at most `largest` pixels, given the path or the content of its file.
 
-    Errors in the `with` block are converted to `PictureError`, with the `name` or the path of the image.
+    Errors in the `with` block are converted to `PictureError`s that give the `name` or the path of the image.
     """
     name = name or ("image" if isinstance(source, bytes) else str(source))
     if not isinstance(source, bytes) and not Path(source).is_file():  # reading a pipe might never end
@@ -136,7 +136,7 @@ def fit_picture(
 ) -> UInt8[Tensor, "channels height width"]:
     """Decode an open image, apply its EXIF orientation, resize it to cover the given size, and centre-crop it.
 
-    Only the first frame is decoded, and transparency is ignored.
+    Only the first frame is decoded, and transparency is ignored. The result is uint8.
     """
     mode = "RGB" if channels == 3 else "L"
     image.load()  # before EXIF, which may follow the pixels of a PNG
@@ -287,7 +287,7 @@ class FolderPictures:
     Attributes:
         pixels: Images (b, channels, height, width), uint8.
         names: Paths of the files relative to the folder, escaped for printing.
-        notes: One sentence for each skipped file, and one about files that were enlarged by more than a factor of two.
+        notes: One sentence for each skipped file, and one about images that were enlarged more than twofold, if any.
     """
 
     pixels: UInt8[Tensor, "b channels height width"]
@@ -309,7 +309,7 @@ def read_pictures(
     Args:
         folder: Folder of images, which may be in subfolders.
         sizes: Height and width of the result in pixels.
-        count: Maximum number of images, at least 1, taken from the subfolders in turn, in alphabetical order.
+        count: Maximum number of images, at least 1; they are taken from the subfolders in turn, in alphabetical order.
         channels: 3 for RGB, 1 for greyscale.
         skip_broken: Skip files that cannot be read, instead of raising an error.
         varied: Treat images of a single colour as broken.

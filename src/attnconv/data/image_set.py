@@ -103,8 +103,8 @@ def held_out(
 ) -> tuple[Int64[Tensor, " kept"], Int64[Tensor, " count"]]:
     """Split a training set; return the indices of the remaining images and of the held-out images, both ascending.
 
-    The held-out images are the first images of a random order or, if stratified, the first images of each class in this
-    order. The number for each class differs from the exact proportion by less than one.
+    The held-out images are the first `count` images in a random order or, with `stratify`, the first images of each
+    class in this order, in numbers that differ from exact proportions by less than one.
     """
     n = len(labels)
     if not 0 <= count < max(n, 1):
@@ -161,10 +161,10 @@ class Batch(NamedTuple):
 
 @dataclass(kw_only=True, eq=False)
 class Batches:
-    """Iterable over one process's share of each batch of an epoch, on the device of the data set.
+    """Iterable over the batches of an epoch; yields one process's share of each, on the device of the data set.
 
-    `batch_size` is the size of a global batch and a multiple of `world`. Training with several processes requires
-    `drop_last`, since otherwise the shares of the last batch may differ in size or be empty.
+    `batch_size` is the size of a global batch, a multiple of the number of processes (`world`). With several processes,
+    training requires `drop_last`, since otherwise the shares of the last batch may differ in size or be empty.
     """
 
     dataset: ImageSet = field(kw_only=False)

@@ -17,8 +17,8 @@ class DataSettings:
         name: Data set: cifar10, cifar100, digits (8 x 8 pixels, no download needed), or folder (image files in one
             folder per class; `attnconv train` uses the number of these folders as the default for --classes).
         root: Folder of the data set; not used for digits. For CIFAR, it contains the official archive (.tar.gz), its
-            unpacked files, or parquet files in the layout of the Hugging Face hub. For image folders, it contains
-            train/CLASS/*.png and test/CLASS/*.png, or CLASS/*.png (or other image formats).
+            unpacked files, or Parquet files in the layout of the Hugging Face Hub. For image folders, it contains
+            train/CLASS/*.png and test/CLASS/*.png (or other formats), or CLASS/*.png, of which a fifth are test images.
         validation: Number of training images held out for validation; 0 holds out none. The default is 5000 for
             CIFAR, 200 for digits, and a tenth of the training images for image folders.
         split_seed: Seed of the validation split. It is independent of the training seed, so that runs with different
@@ -53,7 +53,7 @@ class AugmentSettings:
             paper: random crops with a black border, and flips.
         padding: Maximum translation of the random crop along each axis, in pixels. The default is an eighth of the
             image's shorter side (4 for CIFAR, 1 for digits), or 0 with the augmentation recipe "none".
-        border: Pixels outside the image: reflect (the image is reflected at its edges) or zero (black). The default is
+        border: Pixels outside the image: reflect (the image reflected at its edges) or zero (black). The default is
             reflect with the augmentation recipe "modern", and zero otherwise.
         flip: Flip images horizontally with probability 1/2. The default is False for greyscale images and with the
             augmentation recipe "none", and True otherwise.

@@ -19,7 +19,7 @@ _SCRIPT = '<script type="application/octet-stream" id="attnconv-payload">{}</scr
 
 
 def find_page() -> str:
-    """Return the explorer page's HTML, from the wheel or, in a checkout, from the output of `make page`.
+    """Return the HTML of the explorer page, from the package or, in a clone, from the output of `make page`.
 
     Raises:
         FileNotFoundError: If the page has not been built.
@@ -44,11 +44,11 @@ def with_server(page: str, *, images: bool) -> str:
 
 
 def export(payload: bytes, folder: str | Path) -> Path:
-    """Write the page and a payload to a folder. The page needs no Python: open it from disk, or host the folder.
+    """Write the page and a payload to a folder; the page can be opened from disk or hosted, without Python.
 
     Args:
         payload: The bytes returned by `attnconv.explorer.payload`; written to `payload.safetensors`.
-        folder: Created if it does not exist. The two files of an older export are each replaced atomically.
+        folder: Output folder, created if it does not exist. Files of an older export are replaced atomically.
 
     Returns:
         The path of the page, `index.html`, which also embeds the payload.
@@ -62,7 +62,7 @@ def export(payload: bytes, folder: str | Path) -> Path:
     page = with_payload(find_page(), payload)
     folder = Path(folder)
     if folder.exists() and not folder.is_dir():
-        raise ValueError(bad("folder", "must be a folder or not exist", f"the file {folder}"))
+        raise ValueError(bad("folder", "must be a folder or must not exist yet", f"the file {folder}"))
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / "payload.safetensors", payload)
     write_atomically(folder / "index.html", page.encode())

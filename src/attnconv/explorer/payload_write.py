@@ -33,7 +33,7 @@ class Pictures:
     """Images as shown on the page.
 
     Attributes:
-        pixels: uint8, channels last. The default is no images, for models whose attention depends on positions only.
+        pixels: Images, (n, height, width, channels) uint8. By default, there are none.
         names: One name per image; if empty, the images are numbered.
     """
 
@@ -44,7 +44,7 @@ class Pictures:
 @final
 @dataclass(frozen=True, eq=False)
 class Snapshot:
-    """The heads of a model at one epoch of its training.
+    """Gaussian heads of a model after an epoch of its training.
 
     Attributes:
         name: Name on the page, such as `epoch 3`.
@@ -70,19 +70,19 @@ def payload(
 ) -> bytes:
     """Compute the data about a model that the explorer page shows, as the bytes of a safetensors file.
 
-    Position-only layers of this library are stored as tables of scores, its other layers as queries and keys if these
-    fit in the budget; to fit, the number of channels may be reduced, which changes scores by at most 0.01. For all
-    other attention, probabilities are stored for all queries or for as many evenly spaced ones as fit.
+    Layers of this library are stored as tables of scores if their attention depends only on positions, and otherwise as
+    queries and keys if these fit in the budget; reducing their number of channels may change scores by up to 0.01. For
+    all other layers, probabilities are stored for all queries, or for as many evenly spaced ones as fit.
 
     Args:
         model: Any module with attention. It runs in evaluation mode and without gradients.
         images: Input of the model, (b, c, height, width), not constant; None if attention depends on positions only.
         title: Heading of the page; if empty, the name of the model's class.
-        pictures: The images to show. If None, `images`, each scaled from its minimum (black) to its maximum (white).
+        pictures: The images to show; None shows `images`, each scaled from its minimum (black) to its maximum (white).
         snapshots: Earlier states of the model, from `snapshots_of`.
         layers: Names of the attention modules to show; None for all.
-        grid: Height and width of the image in tokens, if the model has no attribute for it.
-        prefix: Number of class tokens and registers before the image's tokens, if the model has no attribute for it.
+        grid: Height and width of the image in tokens; None infers them from the model.
+        prefix: Number of class tokens and registers before the image's tokens; None infers it from the model.
         budget: Bytes per image, split equally between layers, for everything except images and position tables.
 
     Raises:
@@ -120,7 +120,7 @@ def payload(
 
 
 def snapshots_of(run: RunFolder, count: int = 24) -> tuple[Snapshot, ...]:
-    """Return at most `count` snapshots of a run: the first, the last, and others at increasing intervals.
+    """Return at most `count` snapshots of a run: the first and last epochs, and others at increasing intervals.
 
     Raises:
         ValueError: If `count` is below 1.

@@ -68,13 +68,13 @@ STATUS: Mapping[type[Exception], int] = {
 def app(
     payload: bytes | None, answer: Callable[[bytes, str], bytes] | None = None, *, port: int, page: str | None = None
 ) -> ASGIApp:
-    """Return the ASGI application.
+    """Return the ASGI application that serves the page and answers uploaded images.
 
     Args:
-        payload: Initial payload of the page; None for a page without a model.
-        answer: Function that maps the bytes and the declared media type of an image file to a new payload. The text
-            of a `ValueError` that it raises is shown to the user. None if uploads are not supported.
-        port: Port of the server; a request is accepted only if its host and origin have this port.
+        payload: Payload that the page shows first; None for a page without a model.
+        answer: Function that computes a new payload from the bytes and the declared media type of an image file. The
+            message of a `ValueError` that it raises is shown to the user. None disables uploads.
+        port: Port of the server; requests whose host or origin has a different port are rejected.
         page: HTML of the page; None for the page in the package.
 
     Raises:
@@ -101,7 +101,7 @@ def listen(port: int) -> socket.socket:
     """Open a listening socket on 127.0.0.1.
 
     Args:
-        port: Port number, or 0 for any free port, whose number is then `getsockname()[1]` of the socket.
+        port: Port number; 0 selects a free port, whose number is `getsockname()[1]` of the socket.
 
     Raises:
         ValueError: If the port number is out of range.
@@ -184,7 +184,7 @@ def server_for(application: ASGIApp) -> uvicorn.Server:
 class Images:
     """Handler of POST /image with bounded memory and time.
 
-    At most `UPLOADS` requests are open; `PLACES` of them are received at once, and the model processes one at a time.
+    At most `UPLOADS` requests are open; up to `PLACES` are received at a time, and the model processes one at a time.
     """
 
     def __init__(self, answer: Callable[[bytes, str], bytes] | None) -> None:

@@ -31,8 +31,8 @@ class Session:
     Args:
         model: Any module that `visit_attention` can read.
         sizes: Height and width of the model's input, in pixels.
-        mean: Mean of each channel for normalisation, for images in [0, 1]; one number for greyscale, three for RGB.
-        std: Standard deviation of each channel.
+        mean: Mean of each channel, for pixels scaled to [0, 1]; one number for greyscale, three for RGB.
+        std: Standard deviation of each channel, for pixels scaled to [0, 1].
         options: Further arguments of `payload`: `title`, `snapshots`, `layers`, `grid`, `prefix`, `budget`.
 
     Example:
@@ -59,7 +59,7 @@ class Session:
         return payload(self.model, images, pictures=pictures, **self.options)
 
     def answer(self, content: bytes, declared: str) -> bytes:
-        """Compute the payload of one image file with a declared media type, for `app`.
+        """Compute the payload for one image file with the declared media type; pass this method to `app` as `answer`.
 
         Raises:
             ValueError: If the image is rejected (see `read_upload`), or all of its pixels have the same colour.
@@ -80,7 +80,7 @@ def read_upload(
         channels: 3 for RGB, 1 for greyscale.
 
     Raises:
-        UnsupportedTypeError: If the declared type is not in `TYPES` or not the file's, or a WebP file is animated.
+        UnsupportedTypeError: If the declared type is not in `TYPES` or not that of the file, or a WebP is animated.
         TooLargeError: If the file has over `LARGEST_UPLOAD` bytes, or the image too many pixels (in total or per side).
         PictureError: If the image is broken, or has more than 8 bits per channel.
     """

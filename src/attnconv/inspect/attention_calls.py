@@ -29,7 +29,7 @@ class UnreadableError(Exception):
 class TokenRows:
     """Attention probabilities between the tokens of one attention call.
 
-    `shape` is (sequences, heads, queries, keys); a window is a sequence. If `transient`, `release` discards tensors.
+    `shape` is (sequences, heads, queries, keys), one sequence per window. If `transient`, `release` frees tensors.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ def _softmax(scores: Tensor) -> Tensor:
 
 @final
 class AttentionCalls(TorchFunctionMode):
-    """Function mode that calls `seen` before each attention call, with a function that reads the call's rows."""
+    """PyTorch function mode that calls `seen` before each attention call, with a function that reads its rows."""
 
     def __init__(self, seen: Callable[[Callable[[], TokenRows]], None]) -> None:
         super().__init__()

@@ -62,17 +62,17 @@ def visit_attention(
     Args:
         model: Any module. It runs in evaluation mode and without gradients; its mode is restored.
         images: Input of the model: images, (b, c, height, width), or their tokens, (b, tokens, channels).
-        visit: Called with the name and the operator of each layer, in the order in which the layers run.
-        grid: Tokens per axis of an image, (height, width); required for tokens, otherwise inferred if possible.
-        prefix: Number of class tokens and registers before the image's tokens; inferred if possible. With `grid`, the
-            remaining tokens are assumed to follow the image's tokens.
+        visit: Function that is called with the name and the operator of each layer, in the order in which they run.
+        grid: Tokens along each axis, (height, width); required if `images` are tokens. None infers it if possible.
+        prefix: Number of class tokens and registers before the image's tokens; None infers it if possible. If `grid` is
+            given, all other tokens are assumed to follow the image's tokens.
         layers: Names of the modules to read; None for all. Other modules are ignored.
         options: Additional keyword arguments for the model's forward pass, such as `interpolate_pos_encoding`.
-        unreadable: Called with name and reason if attention cannot be read, instead of raising. Ignored with `layers`.
+        unreadable: Called with a layer's name and the reason if it cannot be read; None raises. Ignored with `layers`.
 
     Raises:
         TypeError: If an argument has the wrong type.
-        ValueError: If attention cannot be read, none runs, one of `layers` does not run, or `options` is rejected.
+        ValueError: If attention cannot be read, no layer runs, one of `layers` does not run, or `options` is rejected.
 
     Example:
         >>> block = nn.TransformerEncoderLayer(8, nhead=2, dim_feedforward=8, batch_first=True)
@@ -105,8 +105,8 @@ def visit_attention(
 def attention_operators(model: nn.Module, images: Tensor) -> dict[str, AttentionOperator]:
     """Return the operators of all attention layers of a model, by layer name, in the order in which the layers run.
 
-    If attention depends on content, operators keep the queries and keys of every image. To process one layer at a time,
-    or models without fused attention, use `visit_attention`. If a layer runs several times, its last operator is kept.
+    If attention depends on content, operators store the queries and keys of every image; to save memory, or for models
+    without fused attention, use `visit_attention`. For a layer that runs several times, the last operator is kept.
 
     Args:
         model: Any module that `visit_attention` can read.
@@ -174,7 +174,7 @@ def check_images(images: Tensor, *, least: int = 1, before: int = 0, shape: tupl
 
 @contextmanager
 def blaming_images(model: nn.Module, images: Tensor, options: Mapping[str, object] | None = None) -> Iterator[None]:
-    """Attribute errors in a model's forward pass to `images`, or to `options` if the arguments do not match.
+    """Re-raise errors of a model's forward pass as errors about `images`, or `options` if `forward` rejects them.
 
     Errors that this library raises about an argument are not changed.
     """

@@ -23,7 +23,7 @@ def sample_queries(
 ) -> Int[Tensor, "r"]:
     """Select at most `count` queries, one in each cell of the grid; return their flat indices in ascending order.
 
-    Cells have nearly equal sizes. Regular spacing would select the same few positions of every attention window.
+    Cells have nearly equal sizes. Regular spacing would select the same few positions in every attention window.
 
     Args:
         grid: The grid of queries.
@@ -76,7 +76,7 @@ class QueryMaps:
     Attributes:
         name: The layer's name in the model.
         positions: Row and column of each query on the grid of keys, from 0; fractional for queries between keys.
-        maps: Attention probabilities of the keys, averaged over images, (r, h, rows, columns) float64.
+        maps: Attention probabilities over the grid of keys, averaged over images, (r, h, rows, columns) float64.
     """
 
     name: str
@@ -87,7 +87,7 @@ class QueryMaps:
 def mean_query_maps(
     model: nn.Module, images: Tensor, *, places: Sequence[tuple[float, float]], batch_size: int = 10
 ) -> list[QueryMaps]:
-    """Compute attention maps of given queries, averaged over images, for each layer in the order in which layers run.
+    """Compute attention maps of given queries, averaged over images, for each layer in the order of execution.
 
     Args:
         model: Any module that `visit_attention` can read. If a layer runs several times, its last call is used.

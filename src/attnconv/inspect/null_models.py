@@ -41,7 +41,7 @@ class TurnedHeads:
 
 
 def turned_heads(profile: ShiftProfile, *, draws: int = 200, seed: int = 0) -> TurnedHeads:
-    """Compute redundancy and coverage after random reflections (and permutations of equally long axes) of each head.
+    """Compute redundancy and coverage after randomly reflecting each head and permuting its axes of equal length.
 
     Args:
         profile: The layer's profile, as returned by `shift_profile`.
@@ -79,7 +79,7 @@ def turned_at_random(profile: ShiftProfile, generator: torch.Generator) -> Shift
 
 
 def mirror_partners(profile: ShiftProfile, axis: int) -> tuple[Float64[Tensor, "h"], Int[Tensor, "h"]]:
-    """For the mirror image of each head, find the most similar head; return cosine similarities and indices (from 0).
+    """Find the most similar head to each head's mirror image; return cosine similarities and head indices (from 0).
 
     Args:
         profile: The layer's profile, as returned by `shift_profile`.
@@ -117,8 +117,8 @@ class MirrorSymmetry:
     """Left-right and up-down symmetry of heads.
 
     Attributes:
-        left_right, up_down: Mean cosine similarity (0 to 1) of a mirrored head and the most similar head of its layer.
-        chance: 95 % quantile of `left_right - up_down` if axes are exchanged at random in each head or mirrored pair.
+        left_right, up_down: Mean cosine similarity, 0 to 1, of the heads' mirror images to the most similar heads.
+        chance: 95 % quantile of `left_right - up_down` if the axes of each head or mirrored pair are swapped at random.
     """
 
     left_right: float
@@ -165,7 +165,7 @@ class LayerTrend:
     """Trend of a statistic over layers.
 
     Attributes:
-        rho: Spearman's rank correlation between layer index and value, -1 to 1; 0 if one of them is constant.
+        rho: Spearman's rank correlation between layer index and value, -1 to 1; 0 if either is constant.
         chance: 95 % quantile of `rho` when heads are shuffled across layers.
     """
 

@@ -31,7 +31,7 @@ class AttentionSettings:
         mlp_width: Number of hidden channels of each block's MLP.
         downsampling: Side in pixels of the square patch that becomes one position. It must divide the image size.
         dropout: Dropout rate of each residual branch, at least 0 and below 1.
-        attention_dropout: Dropout rate of attention probabilities. A rate above 0 requires dense attention matrices.
+        attention_dropout: Dropout rate of attention probabilities. With a rate above 0, dense matrices are computed.
         norm: Layer normalisation after each residual sum ("post", as in the paper) or before each branch ("pre").
         norm_epsilon: Constant that layer normalisation adds to the variance.
         head_channels: Number of channels of each head's values. By default, the value and output projections of a
@@ -44,7 +44,7 @@ class AttentionSettings:
             query, as in the paper.
         centre_std: Standard deviation of the initial centres, in positions (centres "normal" only).
         spread_std: Standard deviation of the initial inverse widths s of quadratic heads, in 1 / position. A head's
-            attention is a Gaussian of standard deviation 1 / s. The mean of s is 1 (2 with centres "near").
+            attention is a Gaussian of standard deviation 1 / s (alpha = s^2 / 2). The mean of s is 1 (with "near": 2).
         image_size: Side of the training images, in pixels. The model also accepts images of other sizes.
         image_channels: Number of image channels.
         classes: Number of classes.

@@ -43,14 +43,14 @@ def write_paper(
     command: str = "attnconv reproduce",
     notes: Sequence[str] = (),
 ) -> Path:
-    """Write a page with all figures and tables of the paper for which there are runs, and a list of what is missing.
+    """Write a page with the paper's figures and tables for which runs exist, and a list of those that are missing.
 
     Nothing is trained or downloaded. Figures show the first run of each model; accuracies are means over all its runs.
 
     Args:
         runs: Run folders of each model, one per seed, by model name (one of `ALL_RUNS`).
         out: Output folder; existing files with the same names are overwritten.
-        command: Command that trains a missing model when ` --only NAME` is appended; shown on the page.
+        command: Command shown on the page; it trains a missing model NAME if ` --only NAME` is appended.
         notes: Sentences for the top of the page.
 
     Returns:

@@ -21,7 +21,7 @@ class Curve:
         run: Name of the run.
         split: `train`, `validation` or `test`.
         epochs: Numbers of completed epochs, (n,).
-        accuracy: Share of images classified correctly, 0 to 1, (n,); missing values (None) are omitted from the line.
+        accuracy: Share of correctly classified images, 0 to 1, (n,); values that are None are not drawn.
 
     Raises:
         ValueError: If `split` is unknown, or `epochs` and `accuracy` are empty or have different lengths.

@@ -73,18 +73,17 @@ def draw_attention_maps(
     orders: Sequence[Sequence[int]] | None = None,
     picture: FloatArray | None = None,
 ) -> Figure:
-    """Draw the attention maps of one query.
+    """Draw the attention maps of one query for every head, layer by layer.
 
     Args:
-        layers: Maps of each layer, first layer first; layers may differ in their numbers of heads and positions.
+        layers: Maps of each layer, in order; layers may differ in their numbers of heads and positions.
         title: Title of the figure.
-        zoom: Odd side of a window around the query, in positions; None for all. Colours have the scale of the whole
-            map.
-        orders: Indices of the heads of each layer, in the order of their columns; None sorts by largest probability.
+        zoom: Odd side, in positions, of a window around the query; None for all. Colours are scaled to the whole map.
+        orders: Head indices of each layer in the order to show; None sorts heads by largest probability, descending.
         picture: Image to show above the maps, (height, width, 3) with values in [0, 1]; None for no image.
 
     Raises:
-        ValueError: If there is no layer, `zoom` is even or below 1, `orders` lacks a head, or `picture` is not RGB.
+        ValueError: If there is no layer, `zoom` is even or not positive, `orders` is invalid, or `picture` is not RGB.
     """
     if not layers:
         raise ValueError(bad("layers", "must contain the maps of at least one layer", "none"))

@@ -61,7 +61,7 @@ _NOTE = (
 )
 _SCORE_TEXT = (
     "The convolution score is the share of the attention that a convolution with one tap per head accounts for, "
-    "corrected for chance: 1 for a convolution, 0 for uniform attention, and slightly above 0 for random attention. "
+    "rescaled to 1 for a convolution and 0 for uniform attention; random attention on large grids is slightly above 0. "
     "Heads with the same Gaussian around every query form a blurred convolution: low score, constancy near 1."
 )
 _LAYER_TEXT = (
@@ -98,7 +98,7 @@ def write_audit(
         title: Title of the page, such as the name of the model.
         about: One sentence about the model and the images.
         command: The command line that ran the audit; empty if there was none.
-        notes: Remarks for the top of the page; skipped layers are added to them.
+        notes: Remarks for the top of the page, where skipped layers are also listed.
         publication: Also write the figures as PDF, omit their titles, and keep the text in SVG files editable.
 
     Returns:
@@ -262,14 +262,14 @@ def draw_scores(names: Sequence[str], scores: Sequence[float], *, title: str) ->
 def draw_profiles(layer: LayerAudit, *, title: str) -> Figure:
     """Draw the mean attention of each head at the shifts around the query, with the heads sorted by largest value.
 
-    Panels show 7 shifts per axis, or more if that is needed to include all best shifts, up to 15.
+    Panels show 7 shifts per axis, or up to 15 if the best shifts of all heads require more.
 
     Args:
         layer: A layer with one or two axes.
         title: Title of the figure.
 
     Raises:
-        ValueError: If the layer has three axes.
+        ValueError: If the layer has more than two axes.
     """
     profile = layer.statistics.profile
     if len(profile.reach) > 2:

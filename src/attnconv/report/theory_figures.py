@@ -46,7 +46,7 @@ _NOTE = (
 
 @house_style()
 def draw_mixture(maps: Any, query: tuple[int, int], *, centres: Sequence[tuple[float, float]], title: str) -> Figure:
-    """Draw a diagram of the output at one query as a sum over heads, with their attention maps.
+    """Draw a diagram of the layer's output at one query as a sum over heads, with the attention map of each head.
 
     Args:
         maps: Attention probabilities of the query over all keys, for each of 1 to 9 heads, (h, rows, columns).
@@ -111,9 +111,9 @@ def _draw_image(axes: Axes, shares: FloatArray, query: tuple[int, int]) -> None:
 
 @house_style()
 def draw_factorisation(factorisation: Factorisation, *, title: str) -> Figure:
-    """Draw E_q = Phi A_q for one query, and the difference between the two sides.
+    """Draw E_q, Phi and A_q of the approximation E_q ~ Phi A_q for one query, and the difference E_q - Phi A_q.
 
-    Colour scales end at 1 for E_q, at -1 and 1 or beyond for the difference, and at the largest entry for Phi and A_q.
+    The colour scale of E_q ends at 1; that of Phi covers its entries, and that of the difference at least -1 to 1.
 
     Args:
         factorisation: Result of `attnconv.theory.factorise`.

@@ -50,10 +50,10 @@ def fit(
         settings: Settings of the run.
         run_dir: Run folder, which must be new or empty. With `resume`, it may contain a run with the same settings.
         resume: Resume the run in the folder from its last checkpoint; if the folder contains no run, start a new one.
-        start_from: Checkpoint or run folder with the initial weights, which are copied to the new run folder. The
-            default is random weights.
+        start_from: Weights file or run folder with the initial weights, which are copied to the new run folder. None
+            starts from random weights.
         progress: Show progress on standard error, as a bar on a terminal and otherwise as one line per epoch.
-        command: Command line that started the run, to be stored in its settings.json.
+        command: Command line that started the run, as words; it is stored in settings.json.
 
     Raises:
         SettingsError: If settings are invalid. The message lists all of them, and nothing is written.
@@ -173,9 +173,9 @@ def first_model(folder: RunFolder, settings: RunSettings) -> nn.Module:
 
 
 def starting_model(run: RunFolder) -> nn.Module:
-    """Build the initial model of a run, without changing the state of torch's generator.
+    """Build the initial model of a run, without changing the state of torch's global generator.
 
-    Raises `ValueError` if its centres differ from those in `heads.jsonl`, which a different version may have written.
+    Raises `ValueError` if its centres differ from those in `heads.jsonl`, which may be from a different version.
     """
     with torch.random.fork_rng(devices=[]):
         model = first_model(run, run.settings())

@@ -82,7 +82,7 @@ def data_problems(settings: RunSettings, data: Splits) -> list[Problem]:
 def check_folder(folder: RunFolder, settings: RunSettings, *, resume: bool) -> None:
     """Raise an error unless the folder is empty or, with `resume`, contains a valid run with these settings.
 
-    Only the first process checks the folder, since it may write to it while the others start.
+    Only the first of several processes checks the folder, since it may already write to it while the others start.
     """
     if not is_first_process():
         return

@@ -169,7 +169,7 @@ def choose_epochs(epochs: Sequence[int], count: int) -> list[int]:
 
 @contextmanager
 def writing(folder: RunFolder) -> Iterator[None]:
-    """Lock a run folder for writing; create it if it is missing, and remove it on exit if it is empty.
+    """Lock a run folder for writing; create it if it does not exist, and remove it on exit if it is empty.
 
     Raises `ValueError` if another process is writing to the folder. With torchrun, only the first process locks it.
     Readers need no lock, since files are replaced atomically.

@@ -44,7 +44,7 @@ class DivergedError(ArithmeticError):
 
 @final
 class Recorder:
-    """Recorder of metrics, head centres, weights and the training state. It also stops runs whose loss diverges.
+    """Recorder of metrics, head centres, weights and the training state. It also stops the run if the loss diverges.
 
     `state` is the training state to resume from, or empty for a new run. `best` contains the epoch with the highest
     validation accuracy so far (the latest in case of a tie; 0 before the first validation) and this accuracy.

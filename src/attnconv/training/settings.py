@@ -33,7 +33,7 @@ AcceleratorName = Literal["auto", "cpu", "cuda", "mps"]
 
 @dataclass(frozen=True, kw_only=True)
 class OptimSettings:
-    """Optimiser. Centres and inverse widths of heads are excluded from weight decay, which would pull them towards 0.
+    """Optimiser. Weight decay does not apply to centres and inverse widths of heads, which it would pull towards 0.
 
     Attributes:
         name: Adam with decoupled weight decay, or stochastic gradient descent with momentum.
@@ -44,7 +44,7 @@ class OptimSettings:
         weight_decay: Coefficient of weight decay, at least 0.
         decay_vectors: Also apply weight decay to biases and to scales of normalisation layers, as in the paper's code.
         position_rate: Learning rate of centres and inverse widths of heads, as a multiple of that of the other
-            parameters. With AdamW, the centres move very little in a short run if this is 1.
+            parameters. If this is 1, the centres move very little in a short run with AdamW.
         clip: Maximum L2 norm of the whole gradient, to which larger gradients are rescaled; None turns clipping off.
         label_smoothing: Label smoothing factor, in [0, 1).
     """
@@ -106,7 +106,7 @@ class TrainSettings:
         seed: Seed of all random numbers except those of the data split, at least 0.
         compile: Compile the model with torch.compile, which delays the start but reduces the time per epoch.
         test_curve: Evaluate on the test set after every epoch. The best epoch is still selected on the validation set.
-        log_every: Number of optimiser steps between checks of the loss. The run stops if the loss is NaN or infinite.
+        log_every: Number of optimiser steps between checks of the loss. A run whose loss is NaN or infinite stops.
         checkpoint_every: Number of epochs between checkpoints, and the maximum number of epochs that are lost if the
             run is killed. Larger numbers save time if epochs take only seconds.
     """
@@ -128,10 +128,10 @@ class TrainSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class RunSettings:
-    """All settings of a run. `problems` lists invalid values, and `fit` raises an error with all of them.
+    """All settings of a run. `problems` lists invalid values; if there are any, `fit` raises an error with all of them.
 
     Attributes:
-        preset: Name of the preset; only a label if settings have been changed.
+        preset: Name of the preset on which the settings are based.
         model: Architecture.
         data: Data set and its splits.
         augment: Augmentation of training images.
