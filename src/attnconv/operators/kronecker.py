@@ -47,8 +47,8 @@ class Kronecker(AttentionOperator):
 
     Args:
         grid: Grid of queries and keys.
-        factors: Probabilities over the image's keys, one tensor (h, n_a, m_a) for each axis a.
-        padding_masses: Total probability of zero padding, one tensor (h, n_a) for each axis a.
+        factors: Probabilities over the keys of the image: for each axis a (n_a queries, m_a keys) a tensor (h, n_a, m_a).
+        padding_masses: Total probability of zero padding along each axis a, for each of its queries: tensors (h, n_a).
     """
 
     batch = 1
