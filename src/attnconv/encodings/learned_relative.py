@@ -29,7 +29,7 @@ class LearnedRelative(SeparableEncoding):
     Args:
         heads, dims: Number of heads and number of axes.
         channels: Length of the vectors in the tables.
-        max_shift: Largest shift in the tables, in positions; 15 suffices for 16 x 16 positions. Larger ones use its row.
+        max_shift: Largest shift in the tables, in positions; 15 covers the paper's 16 x 16. Larger shifts use its row.
 
     Attributes:
         tables: One table per axis, (2 * max_shift + 1, channels); row s + max_shift is the vector of shift s.

@@ -114,7 +114,7 @@ class GatedPositionalAttention(nn.Module):
         return made
 
     def reset_parameters(self) -> None:
-        """Initialise as a k x k convolution, k = floor(sqrt(h)): each of the first k^2 heads attends to one of its taps.
+        """Initialise as a k x k convolution, k = floor(sqrt(h)): each of the first k^2 heads attends to one tap.
 
         Other heads attend to the query's position. `v` is the identity, and position attention has weight sigmoid(1).
         """

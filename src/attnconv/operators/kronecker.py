@@ -47,8 +47,8 @@ class Kronecker(AttentionOperator):
 
     Args:
         grid: Grid of queries and keys.
-        factors: Probabilities over the keys of the image: for each axis a (n_a queries, m_a keys) a tensor (h, n_a, m_a).
-        padding_masses: Total probability of zero padding along each axis a, for each of its queries: tensors (h, n_a).
+        factors: Probabilities over the image's keys: per axis a, (h, n_a, m_a) for its n_a queries and m_a keys.
+        padding_masses: Total probability of zero padding for each query: per axis a, (h, n_a).
     """
 
     batch = 1
