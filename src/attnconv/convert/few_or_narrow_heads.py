@@ -91,7 +91,7 @@ def low_rank(layer: SelfAttention, head_channels: int, *, exact: bool = False) -
 
 
 def low_rank_error(layer: SelfAttention, factored: SelfAttention, images: Float[Tensor, "b c *sizes"]) -> float:
-    """Return the root-mean-square difference between two layers' outputs, relative to `layer`'s output without its bias.
+    """Return the root-mean-square difference between two layers' outputs, relative to `layer`'s output without bias.
 
     sqrt( E ||out - out'||^2 / E ||out - b||^2 )   for outputs out and out', the mean E over images and queries, bias b
     """

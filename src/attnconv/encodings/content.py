@@ -58,8 +58,7 @@ class SinusoidalPositions(nn.Module):
 class LearnedPositions(nn.Module):
     """Learned vectors, one per position of an image of the given sizes, interpolated linearly for other image sizes.
 
-    Initial entries are normally distributed with mean 0 and standard deviation `std`. Positions in the padding use the
-    vector of the nearest position in the image.
+    Initial entries have standard deviation `std`. A position in the padding uses the nearest vector inside the image.
     """
 
     def __init__(self, channels: int, sizes: tuple[int, ...], *, std: float = 0.02) -> None:

@@ -71,9 +71,8 @@ class Quadratic(SeparableEncoding):
 class GeneralizedQuadratic(JointEncoding):
     """The paper's generalised quadratic encoding, with a full covariance matrix per head (Appendix E).
 
-    Normalise the images: rounding errors of the gradients grow with the mean of the images. In float32, the gradient of
-    `root_precision` can have a relative error of 1e-3 if their mean is 100 and their standard deviation 0.3, but only
-    1e-5 if their mean is 0.
+    Normalise the images: rounding errors of the gradients grow with the images' mean. In float32, the relative error of
+    `root_precision.grad` can be 1e-3 for images with mean 100 and standard deviation 0.3, but only 1e-5 with mean 0.
 
     Args:
         heads, dims: Number of heads and number of axes.

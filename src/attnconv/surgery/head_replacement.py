@@ -184,9 +184,7 @@ def _costs(
             hooks.enter_context(part.attention.register_forward_hook(partial(tap, name)))
         output = _output(model, images, options)
     if not output.requires_grad:
-        raise ValueError(
-            bad("model", "must have an output that depends differentiably on its attention", "no gradient")
-        )
+        raise ValueError(bad("model", "must be differentiable with respect to its attention layers", "no gradient"))
     used = {name: part.of(slice(len(images))) for name, part in tokens.items()}
     mixed = {name: mixing_errors(part, mixings[name]) for name, part in used.items()}
     generator = torch.Generator().manual_seed(0)

@@ -64,7 +64,7 @@ class LayerTokens:
 def replaceable(
     model: nn.Module, images: Tensor, *, layers: Collection[str] | None, **reading: Any
 ) -> tuple[dict[str, LayerTokens], dict[str, str]]:
-    """Run a model once; return the modules whose heads can be replaced, and the reasons why other modules do not qualify.
+    """Run a model once; return the modules whose heads can be replaced, and the reasons why the others do not qualify.
 
     `layers` are the names of the modules to choose from; None for all. `visit_attention` gets the options in `reading`.
     """
