@@ -121,13 +121,13 @@ def place_heads(
 ) -> SelfAttention:
     """Return a layer with few Gaussian heads, placed to approximate a convolution away from the border.
 
-    Its error is at most that of as many hard heads at the taps with the largest weights; see `imitation_error`.
+    Its error is at most that of hard heads at the taps with the largest weights. See also `imitation_error`.
 
     Args:
         conv: nn.Conv1d, nn.Conv2d or nn.Conv3d.
         heads: Number of heads, less than the number of kernel positions.
         diagonal: Fit one width per axis in each head instead of one per head.
-        restarts: Number of random starts of the search, at least 0; one more is at the taps with the largest weights.
+        restarts: Number of random starting points of the search, at least 0, besides the taps with the largest weights.
         seed: Seed of the random starts.
 
     Raises:

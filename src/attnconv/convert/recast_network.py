@@ -38,7 +38,7 @@ def recast(
     Args:
         model: Any module, such as a model from torchvision, timm or Hugging Face, or a single convolution.
         alpha: Sharpness of heads, in 1 / position^2; None for hard heads, which change outputs only by rounding.
-        weights: Matrices of the heads, `slices` or `nearest`; see `from_conv`, also for alpha.
+        weights: Matrices of the heads, `slices` or `nearest`. `from_conv` explains this argument and `alpha`.
         only: Layers to replace: name patterns (`"layer1.*"`, or `"!stem.*"` to exclude layers), or a function of the
             name and the module that returns a bool; None for all convolutions. At least one must be selected.
         fast: Run hard heads as shifts, at the cost of a convolution (see `SelfAttention.plan`), instead of computing

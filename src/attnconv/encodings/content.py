@@ -165,7 +165,7 @@ class Relative(Encoding):
         in_channels: Number of channels of the image.
         heads, dims: Number of heads and number of axes.
         head_channels: Length e of a head's queries and keys; None for in_channels.
-        features: Module that computes r_delta; None for in_channels sinusoids, rounded up to a multiple of 2 * dims.
+        features: Module for r_delta; None for sinusoids of length in_channels, rounded up to a multiple of 2 * dims.
         terms: Names of the terms to use, as in `Encoding.terms`; parameters of omitted terms are not created.
         scaled: Divide the score by sqrt(e), as in Transformer-XL; equation (8) omits this factor.
 

@@ -29,7 +29,7 @@ class LearnedRelative(SeparableEncoding):
     Args:
         heads, dims: Number of heads and number of axes.
         channels: Length of the vectors in the tables.
-        max_shift: Largest shift in the tables, in positions; 15 covers the paper's 16 x 16. Larger shifts use its row.
+        max_shift: Largest shift in the tables, in positions; 15 covers the paper's 16 x 16. Larger ones are clamped.
 
     Attributes:
         tables: One table per axis, (2 * max_shift + 1, channels); row s + max_shift is the vector of shift s.
@@ -60,7 +60,7 @@ class LearnedRelativeContent(Encoding):
         heads: Number of heads.
         dims: Number of axes; must divide head_channels.
         head_channels: Length e of a head's queries and keys; None for in_channels, rounded up to a multiple of dims.
-        max_shift: Largest shift in the tables, in positions. Larger shifts use its row.
+        max_shift: Largest shift in the tables, in positions; shifts beyond it are clamped.
 
     Attributes:
         query, key: Linear(in_channels, heads * e) with bias.

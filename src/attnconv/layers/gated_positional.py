@@ -36,7 +36,7 @@ class GatedPositionalAttention(nn.Module):
         heads: Number of heads h; must divide `channels`.
         qkv_bias: Add learned biases to queries, keys and values.
         output_dropout: Dropout probability of the output.
-        locality_strength: Sharpness alpha of the initial position scores `-alpha |shift - centre|^2`, 1 / position^2.
+        locality_strength: Sharpness alpha of initial position scores, `-alpha |shift - centre|^2`, in 1 / position^2.
         device: Device of the parameters.
         dtype: Dtype of the parameters.
 
@@ -142,7 +142,7 @@ class GatedPositionalAttention(nn.Module):
             sizes: Height and width of the image in tokens, height * width = n; None for a square image.
 
         Raises:
-            ValueError: If `x` has the wrong shape, or n is not height * width or, if `sizes` is None, not a square.
+            ValueError: If `x` has the wrong shape; or n is not height * width, or not a square if `sizes` is None.
         """
         if (node := traced_node(self, x, sizes)) is not None:
             return node

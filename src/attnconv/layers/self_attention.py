@@ -41,8 +41,8 @@ class SelfAttention(PlannedLayer):
         padding: Padding around the grid, in positions: one number, one per axis, or (before, after) per axis.
         dilation: Kernel dilation, one number or one per axis; scales the initial centres of an encoding given by name.
         border: Border rule: `renormalise`, `zero`, `replicate`, `reflect` or `circular`; see `attnconv.grid`.
-        window: Kernel extent per axis, dilation * (kernel_size - 1) + 1, in positions; the output then has the size
-            of a convolution's output. None for a layer without a kernel, with ceil(size / stride) outputs per axis.
+        window: Kernel extent per axis, dilation * (kernel_size - 1) + 1, in positions; the output then has a
+            convolution's size. None for a layer without a kernel; its output has ceil(size / stride) positions per axis.
         transposed: Act as a transposed convolution: keys are spaced by `stride`, and `padding` is cropped from the
             output. Requires border `zero` and a window.
         output_padding: Positions added at the end of a transposed layer's output; one number, or one per axis.
@@ -56,7 +56,7 @@ class SelfAttention(PlannedLayer):
         dtype: Dtype of the parameters.
 
     Attributes:
-        stride, padding, dilation, window, output_padding: Arguments, with one entry per axis; `window` may be None.
+        stride, padding, dilation, window, output_padding: The arguments, with one entry per axis, or None (`window`).
         encoding: The encoding, an `nn.Module`.
         weight: Merged weights (heads, in_channels / groups, out_channels); None if factored.
         value_weight: Factored weights W_val (heads, in_channels, head_channels), with one group; None if merged.

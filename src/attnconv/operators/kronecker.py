@@ -47,8 +47,8 @@ class Kronecker(AttentionOperator):
 
     Args:
         grid: Grid of queries and keys.
-        factors: Probabilities over the image's keys: per axis a, (h, n_a, m_a) for its n_a queries and m_a keys.
-        padding_masses: Total probability of zero padding for each query: per axis a, (h, n_a).
+        factors: Key probabilities, one tensor (h, n_a, m_a) for each axis a with n_a queries and m_a keys of the image.
+        padding_masses: Total probability of zero padding along each axis, one tensor (h, n_a) for each axis a.
     """
 
     batch = 1

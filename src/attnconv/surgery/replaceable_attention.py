@@ -66,7 +66,7 @@ def replaceable(
 ) -> tuple[dict[str, LayerTokens], dict[str, str]]:
     """Run a model once; return the modules whose heads can be replaced, and the reasons why the others do not qualify.
 
-    `layers` are the names of the modules to choose from; None for all. `visit_attention` gets the options in `reading`.
+    `layers` are the names of the modules to choose from; None for all. `reading` holds options of `visit_attention`.
     """
     modules = dict(model.named_modules())
     calls: dict[str, list[tuple[Any, Any, Any]]] = {

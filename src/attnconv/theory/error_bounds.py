@@ -57,7 +57,7 @@ def alpha_for(mass: float, dims: int = 2) -> float:
 
     Args:
         mass: Bound on a head's attention to keys other than the one at its centre, above 0 and below 1. For an output
-            error of at most e, pass e / max_d ``sum_h sum_c |W_h[c, d]| (max x_c - min x_c)``, for channels c and d.
+            error of at most e, pass e / max_d ``sum_h sum_c |W_h[c, d]| (max x_c - min x_c)`` (input c, output d).
         dims: Number of axes.
 
     Raises:
@@ -83,7 +83,7 @@ def error_bound(
 ) -> Float[Tensor, "d"]:
     """Return an upper bound on each output channel's difference from the same layer with hard heads, in float64.
 
-    It includes rounding. For a layer from `from_conv` (with `slices`), hard heads give the convolution's output.
+    It includes rounding. For a layer from `from_conv` with kernel slices as weights, hard heads compute the convolution.
 
     Args:
         layer: A layer with axis-aligned Gaussian heads, such as those of `Quadratic`.

@@ -111,7 +111,7 @@ def can_express(
 ) -> Expressiveness:
     """Test whether attention can express every convolution of a given kernel size; return residuals (Lemma 3).
 
-        E_q = Phi A_q   with the same Phi for all queries q, and for all images if attention depends on content
+        E_q = Phi A_q   must hold with one Phi for all queries q, and for all images if attention depends on content
 
     Row j of E_q has a 1 at the key under tap j; row h of A_q contains the probabilities of head h. The result is valid
     for images of the given size and for unrestricted weights W_h: merged weights, or factored ones with at least as

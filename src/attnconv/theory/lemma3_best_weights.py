@@ -55,7 +55,7 @@ class Fit:
     """Least-squares fit of one matrix Phi to the equations E_q = Phi A_q of many queries; see `can_express`.
 
     Attributes:
-        phi: Phi, taps (row-major) x heads, float64. A kernel with matrices W_j has best weights sum_j Phi[j, h] W_j.
+        phi: Phi, taps (row-major) x heads, float64. For kernel matrices W_j, the best W_h is sum_j Phi[j, h] W_j.
         residuals: sqrt(sum_q ||E_q - Phi A_q||^2 / sum_q ||E_q||^2) over each set of queries.
         worst: Largest ||E_q - Phi A_q|| / max(||E_q||, 1) over the fitted queries.
         rank: Rank of the stacked rows A of the fitted queries; less than the number of heads if heads are redundant.
