@@ -34,8 +34,8 @@ class Proof:
     """Result of computing one convolution with attention.
 
     Attributes:
-        title: Description of the convolution and the image.
-        dtype: Dtype of weights, image and output.
+        title: Description of the convolution and the shape of the images.
+        dtype: Dtype of weights, images and output.
         way: Method: `dense` (softmax of all scores), `kronecker` (one softmax per axis) or `shift` (for hard heads).
         alpha: Sharpness of the heads, in 1 / position^2.
         hard: Whether the heads are hard in this dtype, that is, attend to exactly one key per query.

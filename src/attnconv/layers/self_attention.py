@@ -42,7 +42,7 @@ class SelfAttention(PlannedLayer):
         dilation: Kernel dilation, one number or one per axis; scales the initial centres of an encoding given by name.
         border: Border rule: `renormalise`, `zero`, `replicate`, `reflect` or `circular`; see `attnconv.grid`.
         window: Kernel extent per axis, dilation * (kernel_size - 1) + 1, in positions; the output then has a
-            convolution's size. None for a layer without a kernel; its output has ceil(size / stride) positions per axis.
+            convolution's size. None for a layer without a kernel, whose output has ceil(size / stride) positions.
         transposed: Act as a transposed convolution: keys are spaced by `stride`, and `padding` is cropped from the
             output. Requires border `zero` and a window.
         output_padding: Positions added at the end of a transposed layer's output; one number, or one per axis.

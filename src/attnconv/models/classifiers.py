@@ -36,7 +36,7 @@ def build(settings: ModelSettings | str, **changes: Any) -> nn.Module:
 
     Args:
         settings: Settings, or the name of a preset.
-        **changes: Settings that override the preset's, such as `classes=100`; ignored unless `settings` is a name.
+        **changes: Settings that override the preset's, such as `classes=100`; ignored if `settings` is not a name.
 
     Returns:
         The model in training mode. It maps images (b, c, height, width) to logits (b, classes).

@@ -39,7 +39,7 @@ class HeadCandidate:
     Attributes:
         layer: Name of the attention module.
         head: Index of the head in the module, from 0.
-        constancy: How constant the attention pattern is as the query moves, 0 to 1 (`ShiftProfile.constancy`).
+        constancy: How similar the attention of different queries is as a function of shift, 0 to 1; see `ShiftProfile`.
         error: `|fitted - actual| / |actual|` of the head's output at the image tokens of held-out images. If windows
             extend beyond the image, their padding tokens are included.
         cost: Relative change in the model's output, to first order, if only this head is replaced.

@@ -83,7 +83,7 @@ def error_bound(
 ) -> Float[Tensor, "d"]:
     """Return an upper bound on each output channel's difference from the same layer with hard heads, in float64.
 
-    It includes rounding. For a layer from `from_conv` with kernel slices as weights, hard heads compute the convolution.
+    It includes rounding. For a layer from `from_conv` with `slices`, hard heads compute exactly the convolution.
 
     Args:
         layer: A layer with axis-aligned Gaussian heads, such as those of `Quadratic`.
