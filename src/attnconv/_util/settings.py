@@ -76,7 +76,7 @@ def check(settings: Any, name: str = "") -> None:
 def read(hint: Any, values: Any, *, name: str = "", origin: str = "") -> Any:
     """Create an instance of a class, or of the class in a union that the value `kind` selects, from plain JSON values.
 
-    Missing fields take their defaults, and the names in a class's `ignored` are skipped. Raises `SettingsError` with
+    Missing fields take their defaults; names in the class attribute `ignored` are skipped. Raises `SettingsError` with
     all problems; `origin` describes the source of the values.
     """
     settings, found = _value(hint, values, name)

@@ -186,7 +186,7 @@ def to_conv(
 
     Returns:
         The convolution, with the layer's stride, groups, bias, dtype and training mode. Its padding mode corresponds to
-        the border rule; `renormalise` becomes `replicate`. Measure the error with `conversion_error`.
+        the border rule; `renormalise` becomes `replicate`. With `kernel_size`, it minimises `conversion_error`.
 
     Raises:
         TypeError: If `layer` is not an attention layer, or `x` is not a dense floating-point tensor.

@@ -33,7 +33,7 @@ def recast(
     only: Only = None,
     fast: bool = True,
 ) -> nn.Module:
-    """Return a copy of a network with its convolutions replaced by attention layers.
+    """Return a copy of a network in which attention layers replace convolutions.
 
     Args:
         model: Any module, such as a model from torchvision, timm or Hugging Face, or a single convolution.
@@ -47,7 +47,7 @@ def recast(
     Returns:
         The copy, on the device of the model. Attention layers have parameters `weight` (heads, in / groups, out),
         `bias` and `encoding.*`. Code that reads `conv.weight` instead of calling the convolution (batch norm fusion,
-        reparameterisation, some state-space models) is not supported: run it before `recast`, or exclude those layers.
+        reparameterisation, some state-space models) is not supported: run it before `recast`, or exclude its layers.
 
     Raises:
         TypeError, ValueError: If a convolution cannot be converted (the message gives its name and the reason); if the
@@ -91,7 +91,7 @@ def plan_shifts(model: nn.Module) -> int:
 
 
 def restore(model: nn.Module, *, only: Only = None) -> nn.Module:
-    """Return a copy of a network with attention layers replaced by equivalent convolutions; the inverse of `recast`.
+    """Return a copy of a network in which equivalent convolutions replace attention layers; the inverse of `recast`.
 
     The weights of recast layers are restored bit for bit.
 

@@ -80,7 +80,7 @@ def start_as_convolution(
     Args:
         model: An untrained `VisionTransformer` from timm, or ViT, DeiT or DINOv2 from Hugging Face.
         filters: `random` keeps the value and output projections as initialised; `impulse` makes each head copy its own
-            channels; a tensor is the weight of an `nn.Conv2d` with at most one tap for each head of a layer. Each tap
+            channels; a tensor is a weight as in `nn.Conv2d`, with at most as many taps as a layer has heads. Each tap
             is approximated by a matrix of the rank that its heads allow, at least head dimension x (heads // K^2).
         layers: Indices (from 0) of the blocks to initialise, at least one; None for all.
         images: Images used to measure the result and to scale positional vectors; None for 2 images of Gaussian noise.
