@@ -157,7 +157,7 @@ class Grid:
             stride: Distance between neighbouring queries, in positions, at least 1; one number, or one per axis.
             padding: Positions added on each side, at least 0: one number, one per axis, or (before, after) per axis.
             border: One of `renormalise`, `zero`, `replicate`, `reflect`, `circular`.
-            window: Kernel extent per axis, in positions, dilation * (kernel_size - 1) + 1; None without a kernel.
+            window: Kernel extent per axis, in positions, dilation * (kernel_size - 1) + 1; None if there is no kernel.
 
         Raises:
             ValueError: If the window is larger than the padded image, or an argument is out of range.

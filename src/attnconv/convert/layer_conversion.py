@@ -62,8 +62,8 @@ def from_conv(
     Args:
         conv: nn.Conv1d, nn.Conv2d, nn.Conv3d or one of their transposed counterparts, with any stride, dilation,
             padding, padding mode, groups and floating-point dtype.
-        alpha: Sharpness of the heads, in 1 / position^2. None uses `HARD_ALPHA`, which makes heads hard in every dtype
-            and the layer equivalent to the convolution, and freezes centres and spreads. A smaller alpha gives soft
+        alpha: Sharpness of the heads, in 1 / position^2. None uses `HARD_ALPHA`: heads are hard in every dtype, the
+            layer is equivalent to the convolution, and centres and spreads are frozen. A smaller alpha gives soft
             heads, which have an error bound and can be trained; `SOFT_ALPHA` = 3 is recommended for training.
         weights: Matrices of the heads: `slices` for those of the kernel, for which `error_bound` is valid, or `nearest`
             for those with which soft heads best approximate the convolution away from the border.
@@ -99,7 +99,7 @@ def from_conv(
 
 
 def equation_9(conv: Forward, *, alpha: float = 46.0) -> SelfAttention:
-    """Convert a convolution as in the paper's proof: attention by equation (8) with the parameters of equation (9).
+    """Convert a convolution to attention as in the paper's proof: equation (8) with the parameters of equation (9).
 
         v_h = -alpha (1, -2 Delta_h),   r_delta = (|delta|^2, delta),   W_qry = W_key = 0,   W^_key = I
 
@@ -135,7 +135,7 @@ def equation_9(conv: Forward, *, alpha: float = 46.0) -> SelfAttention:
 
 
 def layer_for(conv: Convolution, encoding: Encoding, weight: Tensor | None = None) -> SelfAttention:
-    """Return a layer with the given heads and a convolution's geometry, bias, training mode, device and dtype.
+    """Return a layer with an encoding's heads and a convolution's geometry, bias, training mode, device and dtype.
 
     `weight` has one matrix per head, (h, c / groups, d); None for the convolution's matrices, with one head per tap.
     """
@@ -186,12 +186,12 @@ def to_conv(
 
     Returns:
         The convolution, with the layer's stride, groups, bias, dtype and training mode. Its padding mode corresponds to
-        the border rule; `renormalise` becomes `replicate`. Measure the error with `conversion_error`.
+        the border rule; `renormalise` becomes `replicate`. With `kernel_size`, it minimises `conversion_error`.
 
     Raises:
         TypeError: If `layer` is not an attention layer, or `x` is not a dense floating-point tensor.
-        ValueError: If the layer is on the meta device; without a kernel size, if its heads are soft, are not at taps of
-            its window or attend beyond its padding; with a kernel size, if `x` is missing or has the wrong number of
+        ValueError: If the layer is on the meta device; without `kernel_size`, if a head is soft, is not at a tap of the
+            window or attends beyond the padding; with `kernel_size`, if `x` is missing or has the wrong number of
             axes, or if the kernel is too large or cannot be centred.
 
     Example:

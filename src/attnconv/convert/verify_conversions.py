@@ -34,8 +34,8 @@ class Proof:
     """Result of computing one convolution with attention.
 
     Attributes:
-        title: Description of the convolution and the image.
-        dtype: Dtype of weights, image and output.
+        title: Description of the convolution and the shape of the images.
+        dtype: Dtype of weights, images and output.
         way: Method: `dense` (softmax of all scores), `kronecker` (one softmax per axis) or `shift` (for hard heads).
         alpha: Sharpness of the heads, in 1 / position^2.
         hard: Whether the heads are hard in this dtype, that is, attend to exactly one key per query.
@@ -94,7 +94,7 @@ def prove(cases: int = 200, *, seed: int = 0, soft: bool = False) -> Iterator[Pr
         cases: Number of convolutions, distributed evenly over float64, float32 and bfloat16.
         seed: Seed of the random convolutions.
         soft: Use soft heads, with alpha sampled log-uniformly from 0.3 to 20 / position^2, and only the `kronecker`
-            method, instead of hard heads and all methods.
+            method. By default, heads are hard and all methods are used.
     """
     source, dtypes = random.Random(seed), list(ALLOWED)
     ways: tuple[Way, ...] = ("kronecker",) if soft else WAYS
@@ -158,9 +158,9 @@ class LayerComparison:
         name: Name of the layer in the model.
         heads: Number of heads.
         alpha: Smallest alpha of the heads, in 1 / position^2; None if they are not axis-aligned Gaussians.
-        scale: Largest absolute output of the convolution.
+        scale: Largest absolute value in the convolution's output.
         error: Largest absolute difference between the two outputs.
-        bound: `error_bound` for the inputs' range; None if `alpha` is None or weights are not slices of the kernel.
+        bound: Largest `error_bound` over channels; None if `alpha` is None or weights are not slices of the kernel.
         flops: FLOPs of the convolution, 2 per multiply-add.
         attention_flops: FLOPs of the attention layer with its current plan and backend.
     """
@@ -182,7 +182,7 @@ class Comparison:
 
     Attributes:
         layers: One entry per replaced convolution, in execution order.
-        scale: Largest absolute output of the network.
+        scale: Largest absolute value in the output of the original network.
         error: Largest absolute difference between the outputs of the two networks.
     """
 

@@ -71,13 +71,13 @@ class Quadratic(SeparableEncoding):
 class GeneralizedQuadratic(JointEncoding):
     """The paper's generalised quadratic encoding, with a full covariance matrix per head (Appendix E).
 
-    Normalise the images: rounding errors of the gradients grow with the mean of the images. In float32, the gradient of
-    `root_precision` can have a relative error of 1e-3 for mean 100 and standard deviation 0.3, but 1e-5 for mean 0.
+    Normalise the images: rounding errors of the gradients grow with the images' mean. In float32, the relative error of
+    `root_precision.grad` can be 1e-3 for images with mean 100 and standard deviation 0.3, but only 1e-5 with mean 0.
 
     Args:
         heads, dims: Number of heads and number of axes.
         centre_std: Standard deviation of the initial centres, in positions.
-        spread_std: Standard deviation of the entries of the initial S, in 1 / position; the mean of S is the identity.
+        spread_std: Standard deviation of each entry of the initial S, in 1 / position; the mean is the identity matrix.
 
     Attributes:
         centres: Delta, the shift on which each head is centred, (h, dims), in positions.
@@ -112,7 +112,7 @@ class GeneralizedQuadratic(JointEncoding):
 def start_at_neighbours(encoding: Encoding) -> None:
     """Move the centres of Gaussian heads to the shifts nearest to 0 and double the spreads, in place.
 
-    In two dimensions, a head with spread (inverse width) 2 assigns 62 % of its attention to its centre; with 1, 16 %.
+    In 2-D, a head with spread (inverse width) 2 gives 62 % of its attention to the key at its centre; with 1, 16 %.
     """
     found = gaussians_of(encoding, "encoding")
     with torch.no_grad():

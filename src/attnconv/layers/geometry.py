@@ -56,7 +56,7 @@ class GridLayer(nn.Module):
 
     @final
     def grid(self, sizes: Sequence[int], output_size: Sequence[int] | None = None) -> Grid:
-        """Return the layer's grid for an image with `sizes` positions per axis; see `forward` for `output_size`.
+        """Return the layer's grid for an image with `sizes` positions per axis; `output_size` is as in `forward`.
 
         Raises:
             ValueError: If the window is larger than the padded image, or the output cannot have size `output_size`.

@@ -38,12 +38,12 @@ class PlannedLayer(GridLayer):
         """Choose the operator once, for images of about the given size, and return the choice.
 
         Forward passes, including traced and exported ones, use this operator until `unplan` is called or a state dict
-        is loaded, even if centres change. Without a plan, each call chooses, without reading parameters. `auto` chooses
-        `shift` if each head attends to exactly one key per query, otherwise the faster of `dense` and `structured`.
+        is loaded, even if centres change. (Without a plan, the operator is chosen at every call, and is never `shift`.)
 
         Args:
             sizes: Image size per axis, in positions.
-            choose: `auto`; `dense` or `structured`, as in `backend`; or `shift`, only for heads with one key per query.
+            choose: `dense` or `structured`, as in `backend`; `shift`, only for heads with one key per query; or
+                `auto`, for `shift` if all heads have one key per query, otherwise the faster of the other two.
 
         Raises:
             ValueError: If an argument is out of range, a parameter is not finite, or `shift` is chosen for soft heads.

@@ -41,22 +41,22 @@ class SelfAttention(PlannedLayer):
         padding: Padding around the grid, in positions: one number, one per axis, or (before, after) per axis.
         dilation: Kernel dilation, one number or one per axis; scales the initial centres of an encoding given by name.
         border: Border rule: `renormalise`, `zero`, `replicate`, `reflect` or `circular`; see `attnconv.grid`.
-        window: Kernel extent per axis, dilation * (kernel_size - 1) + 1, in positions; the output is as large as that
-            of a convolution. None for a layer without a kernel; its output has ceil(size / stride) positions per axis.
+        window: Kernel extent per axis, dilation * (kernel_size - 1) + 1, in positions; the output then has a
+            convolution's size. None for a layer without a kernel, whose output has ceil(size / stride) positions.
         transposed: Act as a transposed convolution: keys are spaced by `stride`, and `padding` is cropped from the
             output. Requires border `zero` and a window.
         output_padding: Positions added at the end of a transposed layer's output; one number, or one per axis.
         bias: Add a learned bias to the output.
         groups: Number of channel groups, as in a grouped convolution; must divide `in_channels` and `out_channels`.
         head_channels: Value channels D_h per head, for factored weights W_h = W_val,h W_out,h; None for merged weights.
-        attention_dropout: Dropout probability of attention, in [0, 1); if above 0, training stores all probabilities.
+        attention_dropout: Dropout rate of attention probabilities, in [0, 1); if above 0, training stores all of them.
         backend: `auto` chooses by predicted cost, `reference` computes the softmax of all scores, `structured` uses the
             operator of the encoding, and `dense` stores the matrix of that operator. See also `plan`.
         device: Device of the parameters.
         dtype: Dtype of the parameters.
 
     Attributes:
-        stride, padding, dilation, window, output_padding: The arguments, with one entry per axis.
+        stride, padding, dilation, window, output_padding: The arguments, with one entry per axis, or None (`window`).
         encoding: The encoding, an `nn.Module`.
         weight: Merged weights (heads, in_channels / groups, out_channels); None if factored.
         value_weight: Factored weights W_val (heads, in_channels, head_channels), with one group; None if merged.
@@ -164,8 +164,8 @@ class SelfAttention(PlannedLayer):
                 the full output shape, as in nn.ConvTranspose2d.
 
         Raises:
-            ValueError: If the input has the wrong shape or an empty axis, or the layer cannot have that output size.
-            TypeError: If the input is not a tensor, or its dtype is not that of the layer and autocast is disabled.
+            ValueError: If the input has the wrong shape or an empty axis, or the output cannot have size `output_size`.
+            TypeError: If the input is not a tensor, or its dtype differs from the layer's while autocast is disabled.
         """
         if (node := traced_node(self, input, output_size)) is not None:
             return node

@@ -60,8 +60,8 @@ class Checkpoint:
         tensors: State dict of the model, on the CPU.
         settings: Settings of the model.
         classes: Class names in the order of the logits; empty if unknown.
-        mean: Mean of each image channel in the training set, for images in [0, 1]; empty if unknown.
-        std: Standard deviation of each image channel in the training set; empty if unknown.
+        mean: Mean of each image channel in the training set, for pixels in [0, 1]; empty if unknown.
+        std: Standard deviation of each image channel, also for pixels in [0, 1]; empty if unknown.
         extra: User data stored with the weights.
         source: Path of the file.
     """
@@ -127,13 +127,13 @@ def save_weights(
         model: Model built from `settings`, on any device.
         settings: Settings of the model.
         classes: Class names in the order of the logits.
-        mean: Mean of each image channel.
-        std: Standard deviation of each image channel, above 0.
+        mean: Mean of each image channel, for pixels in [0, 1]; empty if unknown.
+        std: Standard deviation of each image channel, for pixels in [0, 1], above 0; empty if unknown.
         extra: User data to store with the weights; values must be encodable as JSON.
 
     Raises:
-        ValueError: If the model's tensors do not match the settings or contain NaN or infinity; or the class names or
-            the normalisation do not match the settings.
+        ValueError: If the model's tensors do not match the settings or contain NaN or infinity, or if the class names
+            or the normalisation do not match the settings.
         TypeError: If `extra` cannot be encoded as JSON.
         OSError: If the file cannot be written.
     """
@@ -173,7 +173,7 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
     Raises:
         FileNotFoundError: If the file does not exist.
         ValueError: If the file is a pickle, not a complete safetensors file, or not a checkpoint of this format
-            version; or its tensors are not finite; or tensors, class names or normalisation do not match its settings.
+            version; if a tensor is not finite; or if tensors, class names or normalisation do not match the settings.
     """
     return read_weights(Path(path)).checkpoint()
 
@@ -183,7 +183,7 @@ def load_weights(model: nn.Module, checkpoint: Checkpoint) -> None:
 
     Raises:
         TypeError: If `model` is not a module, or `checkpoint` is not a `Checkpoint`.
-        ValueError: If the model has lazy layers or other tensor names or shapes, or attention would be NaN or infinite.
+        ValueError: If the model has lazy layers, tensor names or shapes differ, or attention would be NaN or infinite.
     """
     check_module(model)
     if not isinstance(checkpoint, Checkpoint):

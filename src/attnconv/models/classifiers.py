@@ -36,7 +36,7 @@ def build(settings: ModelSettings | str, **changes: Any) -> nn.Module:
 
     Args:
         settings: Settings, or the name of a preset.
-        **changes: Settings that override the preset's, such as `classes=100`; only used with the name of a preset.
+        **changes: Settings that override the preset's, such as `classes=100`; ignored if `settings` is not a name.
 
     Returns:
         The model in training mode. It maps images (b, c, height, width) to logits (b, classes).
@@ -144,7 +144,7 @@ class AttentionBlock(nn.Module):
 def space_to_depth(images: Float[Tensor, "b c height width"], side: int) -> Float[Tensor, "b rows columns channels"]:
     """Apply the invertible downsampling of Jacobsen et al. (2018), channels last.
 
-    Channel c * side^2 + i * side + j of a position is channel c of the pixel in row i and column j of its square.
+    Channel c * side^2 + i * side + j of a position is channel c of the pixel in row i and column j of its patch.
     """
     squares = images.unflatten(-1, (-1, side)).unflatten(-3, (-1, side))  # (b, c, rows, side, columns, side)
     return squares.permute(0, 2, 4, 1, 3, 5).flatten(-3)

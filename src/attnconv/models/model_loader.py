@@ -42,8 +42,8 @@ class LoadedModel:
         model: Model in evaluation mode, on the CPU; maps normalised images (b, c, height, width) to logits.
         settings: Settings of a preset or checkpoint; None for other models.
         classes: Class names in the order of the logits; empty if unknown.
-        mean: Mean of each image channel, for images in [0, 1]; empty if unknown.
-        std: Standard deviation of each image channel, for images in [0, 1]; empty if unknown.
+        mean: Mean of each image channel, for pixels in [0, 1]; empty if unknown.
+        std: Standard deviation of each image channel, for pixels in [0, 1]; empty if unknown.
         source: Description of the model's origin, for reports.
     """
 

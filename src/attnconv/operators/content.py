@@ -42,9 +42,9 @@ class Content(LatticeOperator):
 
     Args:
         grid: Grid of queries and keys.
-        queries: Query vectors, multiplied by the scale, (1 or b, h, n, e).
+        queries: Query vectors, already multiplied by the scale of the scores, (1 or b, h, n, e).
         keys: Key vectors of the lattice points (keys and padding, see `attnconv.grid`), (1 or b, h, lattice, e).
-        biases: Position scores, one tensor (1 or b, h, n, lattice_a) per axis a; empty if there are none.
+        biases: Position scores, one tensor (1 or b, h, n, lattice_a) for each axis a with lattice_a points; or empty.
     """
 
     def __init__(

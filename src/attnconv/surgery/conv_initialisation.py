@@ -50,8 +50,8 @@ class LayerStart:
             and the filters stored in the layer. This error is caused by attention.
         filter_error: `|stored - given| / |given|` of the filters, nonzero if the rank of the given filters is too high
             for the heads; 0 if `filters` is not a tensor.
-        given_error: Like `error`, but for the given filters: caused by attention, by the rank limit, and by projecting
-            out the subspace of the positional vectors. Equal to `error` if `filters` is not a tensor.
+        given_error: Like `error`, but for the given filters; also caused by the rank limit and by projecting out the
+            subspace of the positional vectors. Equal to `error` if `filters` is not a tensor.
     """
 
     shifts: Int[Tensor, "h 2"]
@@ -75,19 +75,19 @@ def start_as_convolution(
     """Initialise a vision transformer, in place, so that its attention is nearly a convolution.
 
     The K x K shifts are assigned to heads in order, from the centre outwards, and again from the centre if there are
-    more heads. If a layer has fewer heads than shifts, the next layer continues with the remaining shifts.
+    more heads than shifts. If a layer has fewer heads than shifts, the next layer continues with the remaining shifts.
 
     Args:
         model: An untrained `VisionTransformer` from timm, or ViT, DeiT or DINOv2 from Hugging Face.
         filters: `random` keeps the value and output projections as initialised; `impulse` makes each head copy its own
-            channels; a tensor is the weight of an `nn.Conv2d` with at most one tap for each head of a layer. Each tap
+            channels; a tensor is a weight as in `nn.Conv2d`, with at most as many taps as a layer has heads. Each tap
             is approximated by a matrix of the rank that its heads allow, at least head dimension x (heads // K^2).
         layers: Indices (from 0) of the blocks to initialise, at least one; None for all.
-        images: Images that measure the result and scale positional vectors. None uses 2 images of Gaussian noise.
+        images: Images used to measure the result and to scale positional vectors; None for 2 images of Gaussian noise.
         mass: Target for the mean attention of each layer's heads at their shifts, above 0 and below 1.
         kernel_size: Kernel size K, odd; ignored if `filters` is a tensor.
-        position_length: Norm of positional vectors relative to that of content, above 0. A smaller value keeps more
-            content after LayerNorm, but the error for a given mass is larger.
+        position_length: Norm of positional vectors, which replace the position embeddings, relative to that of content,
+            above 0. A smaller value keeps more content after LayerNorm, but the error for a given mass is larger.
 
     Returns:
         The measurements of each layer, by the name of its attention module.

@@ -61,8 +61,8 @@ def degenerate_heads(attention: SelfAttention | Encoding, criterion: Criterion =
 def condition_numbers(attention: SelfAttention | Encoding) -> Float[Tensor, "h"]:
     """Return the condition number of each head's precision matrix (inverse covariance), computed in float64.
 
-    This is the largest eigenvalue divided by the smallest, for both matrices: 1 for a circular Gaussian and for a
-    precision of zero, infinite for other singular matrices. Raises the same errors as `degenerate_heads`.
+    This is the largest eigenvalue divided by the smallest: 1 for a circular Gaussian and for a precision matrix of
+    zeros, infinite for other singular matrices. Raises the same errors as `degenerate_heads`.
 
     Example:
         >>> from attnconv import GeneralizedQuadratic
@@ -89,8 +89,8 @@ def prune_heads(model: Model, heads: Mapping[str, Iterable[int]]) -> Model:
 
     Raises:
         TypeError: If `model` is not a module, or `heads` is not a mapping.
-        ValueError: If a layer or head does not exist, a layer would have no heads left, or an encoding does not define
-            which parameters belong to which head.
+        ValueError: If a layer or head does not exist, a layer would have no heads left, or an encoding does not declare
+            which parameters belong to which head (`by_head`).
 
     Example:
         >>> from attnconv import SelfAttention2d

@@ -64,9 +64,9 @@ class LayerTokens:
 def replaceable(
     model: nn.Module, images: Tensor, *, layers: Collection[str] | None, **reading: Any
 ) -> tuple[dict[str, LayerTokens], dict[str, str]]:
-    """Run a model once; return the modules whose heads can be replaced, and the reasons why others do not qualify.
+    """Run a model once; return the modules whose heads can be replaced, and the reasons why the others do not qualify.
 
-    `layers` are the names of the modules to choose from; None for all. `reading` is passed to `visit_attention`.
+    `layers` are the names of the modules to choose from; None for all. `reading` holds options of `visit_attention`.
     """
     modules = dict(model.named_modules())
     calls: dict[str, list[tuple[Any, Any, Any]]] = {
@@ -124,7 +124,7 @@ def layer_tokens(
     where, kind = f"model.{name}", type(module).__name__
     if not name:
         fix = "Wrap the model in an outer module."
-        raise ValueError(bad("model", "must have attention in a submodule", kind, fix))
+        raise ValueError(bad("model", "must contain its attention layers as submodules", kind, fix))
     if len(calls) > 1 or len(placed) > 1:
         raise ValueError(bad(where, _ONCE, "more than one call"))
     call, place = CallForm.of(module), placed[0]

@@ -56,8 +56,8 @@ def alpha_for(mass: float, dims: int = 2) -> float:
     """Return the smallest alpha, in 1 / position^2, for which `mass_off(alpha, dims)` is at most `mass`.
 
     Args:
-        mass: Bound on the attention to other keys, above 0 and below 1. For a layer's output error of at most e, pass e
-            divided by the maximum over output channels d of ``sum_h sum_c |W_h[c, d]| (max x_c - min x_c)``.
+        mass: Bound on a head's attention to keys other than the one at its centre, above 0 and below 1. For an output
+            error of at most e, pass e / max_d ``sum_h sum_c |W_h[c, d]| (max x_c - min x_c)`` (input c, output d).
         dims: Number of axes.
 
     Raises:
@@ -81,9 +81,9 @@ def alpha_for(mass: float, dims: int = 2) -> float:
 def error_bound(
     layer: SelfAttention, low: float | Float[Tensor, "c"], high: float | Float[Tensor, "c"]
 ) -> Float[Tensor, "d"]:
-    """Bound the absolute error of each output channel, compared with the same layer with hard heads, in float64.
+    """Return an upper bound on each output channel's difference from the same layer with hard heads, in float64.
 
-    The bound includes rounding. For a layer from `from_conv`, it bounds the difference from the convolution's output.
+    It includes rounding. For a layer from `from_conv` with `slices`, hard heads compute exactly the convolution.
 
     Args:
         layer: A layer with axis-aligned Gaussian heads, such as those of `Quadratic`.

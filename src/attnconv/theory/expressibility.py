@@ -32,12 +32,12 @@ _TOLERANCES = {torch.float64: 1e-10, torch.float32: 1e-5, torch.float16: 2e-3, t
 @final
 @dataclass(frozen=True, eq=False)
 class Expressiveness:
-    """Result of `can_express`. Queries are *inside* if all of their taps are in the image.
+    """Result of `can_express`. A query is *inside* if all of its taps are in the image.
 
     Attributes:
         kernel_size: Kernel size per axis.
-        uniform: Fit of one Phi to all queries.
-        uniform_inside: Fit of one Phi to the queries inside; None if there are none.
+        uniform: Fit of one matrix Phi, used for all queries.
+        uniform_inside: Fit of one Phi to the queries inside; None if no query is inside.
         each_query: Residuals of the paper's condition, with a separate Phi_q for each query (and for each image if
             attention depends on content): the largest ||E_q - Phi_q A_q|| / ||E_q|| in each set of queries.
         tolerance: Largest residual that counts as zero.
@@ -73,7 +73,7 @@ class Expressiveness:
 @final
 @dataclass(frozen=True, eq=False)
 class Factorisation:
-    """Factorisation E_q = Phi A_q for one query, as in Figure 11 of the paper.
+    """Matrices of the (exact or approximate) factorisation E_q = Phi A_q for one query, as in the paper's Figure 11.
 
     Attributes:
         indicators: E_q, kernel positions x keys. Each row has a single 1, or only zeros if the tap reads zero padding.
@@ -111,19 +111,19 @@ def can_express(
 ) -> Expressiveness:
     """Test whether attention can express every convolution of a given kernel size; return residuals (Lemma 3).
 
-        E_q = Phi A_q   for all queries q, and for all images if attention depends on content
+        E_q = Phi A_q   must hold with one Phi for all queries q, and for all images if attention depends on content
 
     Row j of E_q has a 1 at the key under tap j; row h of A_q contains the probabilities of head h. The result is valid
-    for images of the given size and for unrestricted weights W_h: merged weights, or factored ones in which D_h is at
-    least the number of output channels. The cost is one QR decomposition of an m x (heads + kernel positions) matrix
-    per query, in float64, so use an image not much larger than the kernel.
+    for images of the given size and for unrestricted weights W_h: merged weights, or factored ones with at least as
+    many `head_channels` as output channels. For each query, a matrix of size keys x (heads + kernel positions) is
+    decomposed in float64 (by QR), so use an image not much larger than the kernel.
 
     Args:
         attention: A layer, or attention rows (probabilities) from any library: (h, n, m), or (b, h, n, m) if they
             depend on the image, with row-major queries and keys and without class tokens.
         kernel_size: Kernel size, one number or one per axis.
-        x: Images; only with a layer. Required if attention depends on content, otherwise only their size is used.
-        sizes: Image size per axis; required with attention rows, and an alternative to x for a position-only layer.
+        x: Images, only for a layer. Required if its attention depends on content; otherwise only their size is used.
+        sizes: Image size per axis, in positions; required with attention rows; may replace x for a position-only layer.
         dilation: Dilation of the kernel, one number or one per axis.
         stride: Distance between queries, in positions; None for the stride of the layer, or 1 with attention rows.
         padding: Position of the kernel: tap j has the shift dilation * j - padding, with the opposite sign in a
@@ -168,10 +168,10 @@ def factorise(
     padding: Literal["same", "valid"] | Padding = "same",
     padding_mode: str = "zeros",
 ) -> Factorisation:
-    """Return the matrices of E_q = Phi A_q for one query, as in Figure 11; draw them with `draw_factorisation`.
+    """Return the matrices E_q, Phi and A_q for one query, as in the paper's Figure 11; see also `draw_factorisation`.
 
     `query` is the index of the query along each axis, from 0, such as (row, column). `phi` is a fitted matrix, such as
-    `can_express(...).uniform.phi`; None for the best Phi_q of this query. The other arguments are those of
+    `can_express(...).uniform.phi`; None for the matrix that fits this query best. The other arguments are those of
     `can_express`; if there are several images, only the first is used.
 
     Raises:
