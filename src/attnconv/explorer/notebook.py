@@ -44,7 +44,7 @@ class Selection:
         layer: Index of the layer.
         name: Name of the layer in the model.
         head: Index of the enlarged head or, if no head is enlarged, of the last one that was.
-        query: Row and column on the layer's grid of tokens, of the nearest stored query if not all are stored.
+        query: Row and column of the query on the layer's grid, or of the nearest query that is stored.
         image: Index of the image; None for the mean over all images.
         time: Index of the snapshot.
         part: Scores used in the softmax: `both`, or only those that depend on `content` or on the `position`.

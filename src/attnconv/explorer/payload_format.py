@@ -210,7 +210,7 @@ def attention_row(
         part: Scores in the softmax: `both`, `content` or `position`. Layers of kind `rows` have only `both`.
 
     Returns:
-        The probabilities. Their sum is 1 (up to float16 rounding for stored rows), or 0 if none are on the image.
+        The probabilities. Their sum is 1 (up to float16 rounding for stored rows), or 0 if all attention is elsewhere.
 
     Raises:
         ValueError: If an index is out of range, the layer does not have this part, or the query is not stored.

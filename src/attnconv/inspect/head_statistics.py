@@ -154,7 +154,7 @@ class RunningStatistics:
 def convolution_score(profile: ShiftProfile) -> float:
     """Compute how convolutional a layer is, from 0 (uniform attention) to 1 (a convolution with one tap per head).
 
-    The score of random attention is above 0 (up to 0.3 on small grids): heads are assigned shifts with large noise.
+    The score of random attention is above 0 (up to 0.3 on small grids), since heads get the shifts of largest noise.
 
     Args:
         profile: The layer's profile, as returned by `shift_profile`.
@@ -178,8 +178,8 @@ def grid_coverage(profile: ShiftProfile) -> float:
     """Compute the mean attention of heads to the taps of a centred kernel, 0 to 1, with a different head for each tap.
 
     With K the largest odd number such that K^dims <= heads, the taps are the K^dims shifts around the centre of the
-    receptive field. The result is the maximum over all assignments of heads to taps and over the candidates for the
-    centre, of which a stride above 1 may leave several (`ShiftProfile.middle`).
+    receptive field. The result is the maximum over all assignments of heads to taps and over all candidates for the
+    centre; with a stride above 1, there may be several (`ShiftProfile.middle`).
 
     Args:
         profile: The layer's profile, as returned by `shift_profile`.
