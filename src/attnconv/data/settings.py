@@ -27,8 +27,8 @@ class DataSettings:
         limit: Number of training images to use, selected at random with the split seed. The validation and test images
             are not affected. The default is all training images.
         normalisation: Values by which the channels of CIFAR-10 are divided, for pixels in [0, 1]. measured: the
-            standard deviations over all pixels (0.2470, 0.2435, 0.2616). Others use their own. paper: per-image
-            standard deviations averaged over images (0.2023, 0.1994, 0.2010).
+            standard deviations over all pixels (0.2470, 0.2435, 0.2616). paper: per-image standard deviations averaged
+            over images (0.2023, 0.1994, 0.2010). Other data sets always use their measured values.
         download: Download CIFAR-10 or CIFAR-100 if the folder does not contain it.
     """
 
