@@ -17,7 +17,7 @@ from attnconv.training.settings import AcceleratorName, PrecisionName
 class Arguments:
     """Measure the accuracy and the loss of a model.
 
-    For a run, the defaults of the data options and of --precision are its settings; for other models, the values below.
+    For a run, the data options and --precision default to the settings of the run; for other models, to the values below.
     --data-limit affects only training images, and therefore has no effect here.
 
     Examples:

@@ -55,7 +55,7 @@ class Proof:
 def draw_convolution(source: random.Random, dtype: torch.dtype) -> tuple[Convolution, Tensor]:
     """Sample a convolution and two images for it, with the random number generator `source` and the given dtype.
 
-    Convolutions are forward or transposed, with one to three axes, kernel sizes 1 to 5, strides and dilations 1 to 3,
+    Convolutions are ordinary or transposed, with one to three axes, kernel sizes 1 to 5, strides and dilations 1 to 3,
     padding as numbers, "same" or "valid", any padding mode, one, two or four groups, and with or without bias.
     """
     dims = source.choice((1, 2, 2, 3))

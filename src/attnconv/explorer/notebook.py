@@ -47,7 +47,7 @@ class Selection:
         query: Row and column of the query on the layer's grid, or of the nearest query that is stored.
         image: Index of the image; None for the mean over all images.
         time: Index of the snapshot.
-        part: Scores used in the softmax: `both`, or only those that depend on `content` or on the `position`.
+        part: Scores used in the softmax: `both`, or only those that depend on `content` or on `position`.
     """
 
     layer: Index

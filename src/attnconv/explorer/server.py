@@ -84,7 +84,9 @@ def app(
 
     async def current(_: Request) -> Response:
         if payload is None:
-            raise HTTPException(404, "no model is loaded. Open or drop a payload, or run `attnconv explore MODEL`.")
+            raise HTTPException(
+                404, "no model is loaded. Open an exported file in the page, or run `attnconv explore MODEL`."
+            )
         return _pieces(payload)
 
     routes = [

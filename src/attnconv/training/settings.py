@@ -106,7 +106,7 @@ class TrainSettings:
         seed: Seed of all random numbers except those of the data split, at least 0.
         compile: Compile the model with torch.compile, which delays the start but reduces the time per epoch.
         test_curve: Evaluate on the test set after every epoch. The best epoch is still selected on the validation set.
-        log_every: Number of optimiser steps between checks of the loss. A run whose loss is NaN or infinite stops.
+        log_every: Number of optimiser steps between checks of the loss. The run stops if the loss is NaN or infinite.
         checkpoint_every: Number of epochs between checkpoints, and the maximum number of epochs that are lost if the
             run is killed. Larger numbers save time if epochs take only seconds.
     """

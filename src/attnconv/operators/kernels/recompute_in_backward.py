@@ -20,9 +20,10 @@ def recomputing(
 ) -> Callable[..., Tensor]:
     """Create a function that saves only its inputs and recomputes intermediate results in the backward pass.
 
-    `plain` computes the same as `forward`, but supports higher derivatives. `gradients` receives the inputs, the
+    `plain` computes the same result as `forward`, but supports higher derivatives. `gradients` receives the inputs, the
     output's gradient, and one bool per input (whether to compute its gradient). Without `gradients`, autograd
-    records `forward`, again for each backward pass after the first.
+    differentiates `forward`: the forward pass records it for the first backward pass, and each further backward pass
+    runs and records it again.
     """
 
     @final
