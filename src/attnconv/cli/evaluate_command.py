@@ -17,7 +17,8 @@ from attnconv.training.settings import AcceleratorName, PrecisionName
 class Arguments:
     """Measure the accuracy and the loss of a model.
 
-    For a run, the data options and --precision default to the settings of the run; for other models, to the values below.
+    For a run, the data options and --precision default to the settings of the run; for other models,
+    to the values below.
     --data-limit affects only training images, and therefore has no effect here.
 
     Examples:

@@ -31,7 +31,8 @@ class Arguments(AttentionOptions):
         model: Preset, run folder, weights file, timm:NAME, hf:NAME, torchvision:NAME or
             package.module:function. The default is the run of `attnconv demo` or, if there is none, a bundled example.
         data: Initial images: a folder of image files (searched recursively), digits or cifar10. The default is digits
-            for runs trained on digits; otherwise, random noise if attention depends only on positions. Required otherwise.
+            for runs trained on digits; otherwise, random noise if attention depends only on positions. Required in all
+            other cases.
         snapshots: Maximum number of epochs of a run to show; 0 shows only the loaded weights.
         budget: Maximum size in MB (10^6 bytes) of the attention data stored for each image, for all layers together. If
             not all queries fit, only queries on an evenly spaced grid are stored.

@@ -14,7 +14,8 @@ _MOST_TINT = 32  # maximum difference between channels, of 255; greyscale JPEG f
 class Arguments:
     """Print the most probable classes of an image.
 
-    Models trained on greyscale images, such as digits, reject colour images, because the predictions would be meaningless.
+    Models trained on greyscale images, such as digits, reject colour images, because the predictions would be
+    meaningless.
 
     Examples:
         attnconv predict frog.png runs/quadratic-small

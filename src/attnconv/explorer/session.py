@@ -81,7 +81,8 @@ def read_upload(
 
     Raises:
         UnsupportedTypeError: If the declared type is not in `TYPES` or not that of the file, or a WebP is animated.
-        TooLargeError: If the file has over `LARGEST_UPLOAD` bytes, or the image has too many pixels (in total or per side).
+        TooLargeError: If the file has over `LARGEST_UPLOAD` bytes, or the image has too many pixels (in total or per
+            side).
         PictureError: If the image is broken, or has more than 8 bits per channel.
     """
     wanted = TYPES.get(declared.partition(";")[0].strip().lower())
