@@ -18,8 +18,7 @@ class Arguments:
     """Measure the accuracy and the loss of a model.
 
     For a run, the data options and --precision default to the settings of the run; for other models,
-    to the values below.
-    --data-limit affects only training images, and therefore has no effect here.
+    to the values below. --data-limit affects only training images, and therefore has no effect here.
 
     Examples:
         attnconv evaluate runs/quadratic-digits

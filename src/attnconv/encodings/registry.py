@@ -29,8 +29,9 @@ def encoding_named(
     centre_std: float = 2.0,
     spread_std: float = 0.01,
 ) -> "encodings.Encoding":
-    """Create an encoding by name. Arguments that the encoding does not use are ignored; the defaults are those of the
-    paper.
+    """Create an encoding by name.
+
+    Arguments that the encoding does not use are ignored; the defaults are those of the paper.
 
     Args:
         name: One of `ENCODING_NAMES`.
