@@ -24,7 +24,7 @@ QUICK = {"sides": (32, 64), "alphas": (0.5,), "channels": 8, "repeats": 2}
 def run(
     *,
     sides: tuple[int, ...] = (128, 256, 512, 1024),
-    alphas: tuple[float, ...] = (0.5, 0.001),  # in 1 / pixel^2: local and wide heads
+    alphas: tuple[float, ...] = (0.5, 0.001),  # in 1 / position^2: local and wide heads
     channels: int = 64,
     repeats: int = 3,
 ) -> Results:

@@ -154,10 +154,10 @@ class Grid:
 
         Args:
             sizes: Number of keys per axis, each at least 1.
-            stride: Distance between neighbouring queries, at least 1; one number, or one per axis.
-            padding: Points added on each side, at least 0: one number, one per axis, or (before, after) per axis.
+            stride: Distance between neighbouring queries, in positions, at least 1; one number, or one per axis.
+            padding: Positions added on each side, at least 0: one number, one per axis, or (before, after) per axis.
             border: One of `renormalise`, `zero`, `replicate`, `reflect`, `circular`.
-            window: Extent of the kernel per axis, dilation * (kernel_size - 1) + 1; None for a layer without a kernel.
+            window: Kernel extent per axis, in positions, dilation * (kernel_size - 1) + 1; None if there is no kernel.
 
         Raises:
             ValueError: If the window is larger than the padded image, or an argument is out of range.
@@ -187,8 +187,8 @@ class Grid:
     ) -> "Grid":
         """Create the grid of a transposed convolution: keys are `stride` apart, with zeros between them.
 
-        There are stride * (size - 1) + window - padding_before - padding_after + output_padding queries per axis: the
-        padding is cropped from the output, and output_padding (at least 0) extends its end. For the rest, see `make`.
+        There are stride * (size - 1) + window - padding_before - padding_after + output_padding queries per axis:
+        padding is cropped from the output, and output_padding (at least 0) extends the output's end. See also `make`.
 
         Raises:
             ValueError: If the padding leaves no output, or an argument is out of range.

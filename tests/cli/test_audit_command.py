@@ -102,7 +102,7 @@ def test_a_broken_file(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["of_a_user:looks", "--data", "pictures", "--image-size", "10", "--out", "found"]
     status, _, err = call(capsys, *words)
     assert status == 1
-    assert "got 1 broken" in err
+    assert "got broken files (1)" in err
     assert "0.png: must be" in err
     assert not (home / "found").exists()
     status, out, _ = call(capsys, *words, "--skip-broken")

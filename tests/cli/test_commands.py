@@ -250,7 +250,11 @@ def test_demo_does_not_clear_other_folders(tmp_path: Path, run: Path, capsys: py
         ("evaluate nothing.safetensors", 1, ["model: must be", "checkpoint", "got nothing at nothing.safetensors"]),
         ("evaluate nosuch", 1, ["model: must be a preset, a run folder,", "got 'nosuch'. `attnconv models` lists"]),
         ("evaluate quadratic-digit", 1, ["Did you mean quadratic-digits"]),
-        ("evaluate quadratic-small --data-name digits", 2, ["must select the 3 channels"]),
+        (
+            "evaluate quadratic-small --data-name digits",
+            2,
+            ["must match preset quadratic-small", "(channels: 3, classes: 10), got 1 and 10"],
+        ),
         ("evaluate resnet18 --accelerator mps", 2, ["--accelerator: must be", "got 'mps'"]),
         ("evaluate quadratic-digits --batch-size 0", 2, ["--batch-size: must be", "got 0"]),
         ("report /nowhere", 1, ["/nowhere"]),

@@ -120,7 +120,7 @@ def test_without_a_name_the_example_or_the_demo(home: Path, run: Path, capsys: p
     assert len(written(home / "shown").times) == 13  # it was trained
     status, _, err = call(capsys, "--data", "digits", "--export", "shown")
     assert status == 1
-    assert "MODEL: must be given with --data" in err
+    assert "MODEL: must be given if --data is given" in err
     shutil.copytree(run, home / "runs" / "demo")
     assert call(capsys, "--export", "shown")[0] == 0
     assert written(home / "shown").title == "runs/demo"

@@ -55,7 +55,7 @@ def test_prove_finds_out_what_images_a_network_takes(
     status, out, err = call(capsys, "prove", "own_nets:audio", "--image-size", "9")
     assert (status, "on images (1, 2, 9)" in " ".join(out.split()), err) == (0, True, "")
     err = call(capsys, "prove", "own_nets:audio", "--data", "digits")[2]
-    assert re.search(r"--data: .*got 1 axes and 2 channels\.", err)
+    assert re.search(r"--data: .*got images with channels: 2, spatial axes: 1\.", err)
 
 
 def test_recast_writes_a_network_that_every_command_reads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

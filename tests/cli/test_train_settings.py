@@ -96,7 +96,7 @@ def test_wrong_values_of_a_file_and_of_flags_are_named_together(
         ("[]", "--config: must contain groups of settings"),
         ('{"preset": ["a"]}', "--config: must contain groups of settings"),
         ('{"preset": "quadratic"}', "PRESET: must be 'quadratic', the preset of"),
-        ('{"model": 3}', "model: must be a group of settings, got 3 (from"),
+        ('{"model": 3}', "model: must map setting names to values, got 3 (from"),
         ('{"train": {"devices": 2}, "model": {"kind": "tree"}}', "model.kind: must be one of"),
     ],
 )

@@ -139,7 +139,7 @@ class TestNought:
     def test_is_what_the_documentation_says(self, sizes: tuple[int, ...], images: int, heads: int) -> None:
         page = Path(__file__).parents[2] / "docs" / "how-convolutional.md"
         table = [line.strip("| ").split(" | ") for line in page.read_text(encoding="utf-8").splitlines()]
-        grid = f"{sizes[0]} (1-D)" if len(sizes) == 1 else " x ".join(map(str, sizes))
+        grid = f"{sizes[0]} positions in 1-D" if len(sizes) == 1 else " x ".join(map(str, sizes))
         title = f"{grid}, {images} image{'s' * (images > 1)}"
         (column,) = (cells.index(title) for cells in table if title in cells)
         (said,) = (cells[column] for cells in table if cells[0] == str(heads) and len(cells) > column)

@@ -104,5 +104,5 @@ class TestYolos:
         transformers = pytest.importorskip("transformers")
         sizes = {"hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 3, "intermediate_size": 24}
         config = transformers.YolosConfig(**sizes, image_size=[32, 48], patch_size=8, num_detection_tokens=10)
-        with pytest.raises(ValueError, match=r"1 class .*4 x 6 .*got 35"):
+        with pytest.raises(ValueError, match=r"1 \(class tokens.*4 x 6 .*got 35"):
             replace_heads(transformers.YolosModel(config).eval(), pictures(32, 48), count=1)

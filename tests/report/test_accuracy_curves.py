@@ -39,7 +39,7 @@ def test_bad_input() -> None:
         draw_accuracy([], title="t")
     with pytest.raises(ValueError, match=r"split: .*got 'dev'"):
         Curve("a", "dev", [1], [0.5])
-    with pytest.raises(ValueError, match=r"epochs, accuracy: .*got \(1,\) and \(2,\)"):
+    with pytest.raises(ValueError, match=r"epochs, accuracy: .*got shapes \(1,\) and \(2,\)"):
         Curve("a", "test", [1], [0.5, 0.6])
-    with pytest.raises(ValueError, match=r"epochs, accuracy: .* got \(0,\) and \(0,\)"):
+    with pytest.raises(ValueError, match=r"epochs, accuracy: .* got shapes \(0,\) and \(0,\)"):
         Curve("a", "test", [], [])

@@ -240,8 +240,8 @@ class TestRefusals:
         [
             ({"mass": 1.0}, "mass: .*got 1.0"),
             ({"values": "gabor"}, "values: .*got 'gabor'"),
-            ({"values": FILTERS}, r"values: must be \(64, 64, K, K\).*got \(72, 72, 3, 3\)"),
-            ({"values": torch.tensor(1.0)}, r"values: must be \(64, 64, K, K\).*got \(\)"),
+            ({"values": FILTERS}, r"values: must have shape \(64, 64, K, K\).*got \(72, 72, 3, 3\)"),
+            ({"values": torch.tensor(1.0)}, r"values: must have shape \(64, 64, K, K\).*got \(\)"),
             ({"values": torch.ones(64, 64, 1, 1, device="meta")}, "values: must be finite.*on meta"),
             ({"layers": [5]}, r"layers: .*got \[5\]"),
             ({"layers": []}, r"layers: .*got \[\]"),

@@ -12,8 +12,8 @@ PARTIAL = ".*.partial"  # pattern of files that remain if a process is killed du
 def write_atomically(path: Path, content: bytes) -> None:
     """Replace the content of a file, or raise `OSError` with the system's error number and leave the file unchanged.
 
-    The content is written to `.NAME.RANDOM.partial` in the same folder, which must exist, synchronised to disk, and
-    renamed. If the path is a symbolic link, its target is replaced.
+    The content is first written to `.NAME.RANDOM.partial` in the same folder (which must exist) and flushed to disk;
+    then this file is renamed to NAME. If the path is a symbolic link, its target is replaced.
     """
     path = path.resolve()
     partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")

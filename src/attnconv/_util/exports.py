@@ -8,7 +8,7 @@ import lazy_loader
 
 from attnconv._util.errors import bad
 
-# Optional packages and the extra that installs them.
+# Optional packages, each with the extra (group of optional dependencies) that installs it.
 EXTRA_OF = {
     **dict.fromkeys(("PIL", "pyarrow", "rich", "sklearn"), "train"),
     **dict.fromkeys(("anyio", "starlette", "uvicorn"), "explore"),
@@ -36,10 +36,10 @@ def attach(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], 
 
 
 def missing(error: ModuleNotFoundError, *, on_command_line: bool = False) -> ModuleNotFoundError | None:
-    """Return an error that names the extra to install, or None if no extra contains the package.
+    """Return an error that names the pip extra to install, or None if no extra contains the missing package.
 
-    On the command line this is usually `app`, which contains the requirements of all commands. timm requires
-    torchvision, for which pip may replace the installed build of torch, so the command also pins torch.
+    On the command line, the extra is usually `app`, which contains the requirements of all commands. timm requires
+    torchvision, for which pip may replace the installed build of torch, so the suggested command pins torch.
     """
     package = (error.name or "").partition(".")[0]
     extra = EXTRA_OF.get(package)

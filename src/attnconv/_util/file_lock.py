@@ -43,8 +43,8 @@ else:
 def locked(path: Path, *, wait: bool = False) -> Iterator[FileIO]:
     """Lock a file and yield it, unbuffered, for reading and appending; create it and its folder if they are missing.
 
-    The owner of the lock may remove or rename the file; waiting processes then lock a new file of this name. Unless
-    `wait` is true, raises `BlockingIOError` if another process or thread has locked the file. Warns if the file system
+    The owner of the lock may remove or rename the file; waiting processes then lock a new file of this name. Raises
+    `BlockingIOError` if another process or thread has locked the file and `wait` is false. Warns if the file system
     does not support locks.
     """
     while True:

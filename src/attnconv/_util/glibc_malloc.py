@@ -1,4 +1,4 @@
-"""Settings of glibc's memory allocator for training and benchmarks, with no effect except on Linux.
+"""Settings of glibc's memory allocator for training and benchmarks. They have an effect only on Linux.
 
 By default, whether glibc keeps freed blocks or returns them to the system depends on the history of the process. This
 changes the time of the same computation by up to a factor of two, and its memory by up to a third.

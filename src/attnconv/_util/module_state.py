@@ -23,10 +23,10 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def all_or_nothing(model: nn.Module) -> Iterator[None]:
-    """Undo all changes to a model, bit for bit, if the block raises an exception.
+    """Undo all changes to a model, bit for bit, if the `with` block raises an exception.
 
-    This restores the values and `requires_grad` of parameters and buffers, the submodules, hooks, modes and attributes.
-    It copies all weights, and is meant for functions that cannot validate their arguments before changing the model.
+    It restores the values and `requires_grad` of parameters and buffers, the submodules, hooks, modes and attributes.
+    It copies all weights and is meant for functions that cannot validate their arguments before changing the model.
     """
     attributes = [vars(module) for module in model.modules()]
     registries = [entry for some in attributes for entry in some.values() if isinstance(entry, dict | set)]

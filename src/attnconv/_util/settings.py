@@ -41,7 +41,7 @@ Text = Annotated[str, Meta(min_length=1)]
 class Problem:
     """Invalid setting; `str` returns the error message.
 
-    `name` is dotted, such as `optim.learning_rate`. In `conflicts`, an empty `got` stands for the field's value.
+    `name` is dotted, such as `optim.learning_rate`. If `conflicts` leaves `got` empty, the field's value is inserted.
     """
 
     name: str
@@ -74,9 +74,9 @@ def check(settings: Any, name: str = "") -> None:
 
 
 def read(hint: Any, values: Any, *, name: str = "", origin: str = "") -> Any:
-    """Create an instance of a class, or of a union of classes with a `kind`, from plain JSON values.
+    """Create an instance of a class, or of the class in a union that the value `kind` selects, from plain JSON values.
 
-    Missing fields take their defaults, and the names in a class's `ignored` are skipped. Raises `SettingsError` with
+    Missing fields take their defaults; names in the class attribute `ignored` are skipped. Raises `SettingsError` with
     all problems; `origin` describes the source of the values.
     """
     settings, found = _value(hint, values, name)
@@ -124,7 +124,7 @@ def _value(hint: Any, value: Any, name: str) -> tuple[Any, list[Problem]]:
     if not classes:
         return _plain_value(hint, value, name)
     if not isinstance(value, Mapping):
-        return None, [Problem(name or "settings", "must be a group of settings", repr(value))]
+        return None, [Problem(name or "settings", "must map setting names to values", repr(value))]
     if len(classes) == 1:
         return _instance(next(iter(classes.values())), value, name)
     kind = value.get("kind")

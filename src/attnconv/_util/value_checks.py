@@ -66,14 +66,14 @@ def check_tensor(images: object, argument: str = "images") -> None:
 
 
 def check_dense(images: object, argument: str = "images", *, least: int = 0, dims: int | None = None) -> None:
-    """Raise an error unless the argument is a dense floating-point batch of images with `dims` spatial axes."""
+    """Raise an error unless the argument is a dense floating-point batch of `least` or more images with `dims` axes."""
     check_tensor(images, argument)
     assert isinstance(images, Tensor)
     if images.layout != torch.strided:
         raise TypeError(bad(argument, "must be a dense tensor", str(images.layout)))
     if images.dtype not in FLOATING:
         fix = "Scale uint8 images to [0, 1] and normalise them."
-        raise TypeError(bad(argument, "must be a floating-point tensor of 16 to 64 bits", str(images.dtype), fix))
+        raise TypeError(bad(argument, "must be floating-point with 16 to 64 bits per value", str(images.dtype), fix))
     if images.is_meta:
         raise ValueError(bad(argument, "must have data", "a tensor on the meta device"))
     if dims is not None and images.dim() != dims + 2:
@@ -81,4 +81,4 @@ def check_dense(images: object, argument: str = "images", *, least: int = 0, dim
     if 0 in images.shape[1:]:
         raise ValueError(bad(argument, "must not be empty", f"shape {tuple(images.shape)}"))
     if len(images) < least:
-        raise ValueError(bad(argument, f"must contain at least {least} images", len(images)))
+        raise ValueError(bad(argument, f"must contain {least} or more images", len(images)))

@@ -19,16 +19,16 @@ from attnconv.cli.parsing import in_flags, parse
 
 COMMANDS = {
     "demo": "convert a convolution to attention and train a model in under three minutes",
-    "train": "train a preset and write a run folder",
-    "evaluate": "measure the test accuracy of a model",
+    "train": "train a model from a preset and write a run folder",
+    "evaluate": "measure the accuracy and the loss of a model",
     "predict": "classify an image",
     "report": "draw the figures of a run, and write an HTML page",
     "reproduce": "train the models of the paper, and reproduce its figures and tables",
     "prove": "compare convolutions with equivalent attention layers",
     "recast": "replace the convolutions of a network with attention",
-    "audit": "measure how convolutional the attention of a model is",
+    "audit": "measure how closely the attention of a model resembles convolution",
     "explore": "inspect the heads of a model on an interactive page",
-    "prune": "remove degenerate heads from a trained model",
+    "prune": "remove heads with degenerate attention from a trained model",
     "calibrate": "measure this machine's speed so that layers can choose the faster algorithm",
     "models": "list the presets with their parameter and FLOP counts",
     "completion": "print a shell completion script",
@@ -38,7 +38,8 @@ _COMMANDS = "\n".join(f"  {name:<{_WIDTH}}  {text}" for name, text in COMMANDS.i
 _HELP = f"""\
 usage: attnconv [-h] [-V] COMMAND ...
 
-Self-attention layers that can express any convolution.
+Self-attention layers that can express any convolution. In all help texts, "the paper"
+refers to https://arxiv.org/abs/1911.03584 (Cordonnier, Loukas and Jaggi, ICLR 2020).
 
 commands:
 {_COMMANDS}
@@ -47,7 +48,7 @@ options:
   -h, --help     print this help
   -V, --version  print the version
 
-`attnconv COMMAND --help` or `attnconv help COMMAND` lists a command's options.
+`attnconv COMMAND --help` and `attnconv help COMMAND` list the options of a command.
 
 examples:
   attnconv demo

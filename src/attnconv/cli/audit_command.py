@@ -1,4 +1,4 @@
-"""`attnconv audit MODEL`: measure how convolutional the attention of a model is, and write a page with figures."""
+"""`attnconv audit MODEL`: measure how closely attention resembles convolution, and write a page with figures."""
 
 import re
 import shlex
@@ -16,10 +16,9 @@ ON_SCREEN = 6  # number of columns, layer to coverage, that fit in 80 characters
 
 @dataclass(frozen=True, kw_only=True)
 class Arguments(AttentionOptions):
-    """Measure how convolutional the attention of a model is, and write a page with figures.
+    """Measure how closely the attention of a model resembles convolution, and write a page with figures.
 
-    Each attention layer gets a score from 0 (uniform attention) to 1 (a convolution), and statistics are computed for
-    each head.
+    The page shows a score for each layer, from 0 (uniform attention) to 1 (a convolution), and statistics of each head.
 
     Examples:
         attnconv audit runs/quadratic-digits --data digits
@@ -28,12 +27,12 @@ class Arguments(AttentionOptions):
         attnconv audit my_package.models:network --data PATH/TO/IMAGES --image-size 192x256
 
     Attributes:
-        model: Preset, run folder, checkpoint, timm:NAME, hf:NAME, torchvision:NAME or package.module:function.
+        model: Preset, run folder, weights file, timm:NAME, hf:NAME, torchvision:NAME or package.module:function.
         data: Input images: a folder of image files (searched recursively), digits or cifar10. Required
-            unless attention depends only on positions; the default is then noise.
-        queries: Maximum number of queries to measure per image.
-        skip_unreadable: Skip and list attention layers that cannot be read, such as pooling heads, instead of
-            stopping with an error.
+            unless attention depends only on positions, in which case the default is random noise.
+        queries: Maximum number of queries whose attention is measured in each layer, per image.
+        skip_unreadable: Skip and list attention layers whose attention cannot be recorded, such as attention-pooling
+            layers, instead of stopping with an error.
         out: Output folder. It must be new, empty or written by an earlier audit. The default is audits/MODEL.
         publication: Prepare figures for print: add PDF files, omit titles, and keep the text of SVG files editable.
     """

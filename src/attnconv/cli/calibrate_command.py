@@ -10,8 +10,8 @@ from attnconv._util.settings import Problem, SettingsError
 class Arguments:
     """Measure the speed of this machine in a few seconds, and save the result in the user's cache folder.
 
-    Layers use the result to choose the faster algorithm for position-only attention. Without a calibration, they
-    use typical values.
+    Layers whose attention depends only on positions use the result to choose the faster of two algorithms: one uses the
+    dense attention matrix, the other a structured form of it. Without a calibration, the layers assume typical speeds.
 
     Examples:
         attnconv calibrate

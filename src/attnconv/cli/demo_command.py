@@ -16,9 +16,9 @@ PRESET = "quadratic-digits"
 class Arguments:
     """Show that attention can express a convolution, and can learn to behave like one.
 
-    Converts a random convolution to an attention layer and compares their outputs, trains a small attention-only model
-    on handwritten digits, and draws the positions that its heads attend to. This takes under three minutes on two CPU
-    cores and needs no internet connection.
+    The command converts a random convolution to an attention layer and compares their outputs, trains a small
+    attention-only model on handwritten digits, and draws the positions that its heads attend to. This takes under three
+    minutes on two CPU cores and needs no internet connection.
 
     Examples:
         attnconv demo
@@ -26,7 +26,7 @@ class Arguments:
 
     Attributes:
         out: Run folder. It must be new or empty, or contain only an earlier demo, which is then replaced.
-        epochs: Number of training epochs. The default is the recipe's value, 50.
+        epochs: Number of training epochs. The default is 50.
     """
 
     out: Path = Path("runs/demo")

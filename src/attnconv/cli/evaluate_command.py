@@ -17,21 +17,22 @@ from attnconv.training.settings import AcceleratorName, PrecisionName
 class Arguments:
     """Measure the accuracy and the loss of a model.
 
-    By default, a run is evaluated on the data set that it was trained on.
+    For a run, the data options and --precision default to the settings of the run; for other models,
+    to the values below. --data-limit affects only training images, and therefore has no effect here.
 
     Examples:
         attnconv evaluate runs/quadratic-digits
         attnconv evaluate best.safetensors --data-root data
 
     Attributes:
-        model: Preset, run folder, checkpoint, timm:NAME, hf:NAME, torchvision:NAME or package.module:function.
+        model: Preset, run folder, weights file, timm:NAME, hf:NAME, torchvision:NAME or package.module:function.
         data: Data set and its splits.
-        image_size: Image folders only: side in pixels of the square to which images are scaled and cropped. The default
+        image_size: Images are scaled and cropped to a square of this side, in pixels (image folders only). The default
             is the model's image size.
-        split: Evaluate on the test set, or on the images held out of the training set (validation).
+        split: test: the test set. validation: the training images held out for validation.
         batch_size: Images per batch.
         precision: 32: float32. 64: float64. bf16: mixed precision, with matrix products in bfloat16.
-        accelerator: Device to compute on; auto uses a GPU if there is one.
+        accelerator: Device to compute on; auto selects a GPU if there is one.
     """
 
     model: Positional[str]
@@ -72,7 +73,7 @@ def run(arguments: Arguments) -> None:
         data = load_data(arguments.data, image_size=image_size, progress=progress)
     known, shape = loaded.settings, (data.test.channels, len(data.classes))
     if known is not None and shape != (known.image_channels, known.classes):
-        requirement = f"must select the {known.image_channels} channels and {known.classes} classes of {loaded.source}"
+        requirement = f"must match {loaded.source} (channels: {known.image_channels}, classes: {known.classes})"
         fix = "Select the data set that the model was trained on with --data-name and --data-root."
         raise SettingsError([Problem("--data-name", requirement, "{} and {}".format(*shape), fix, data.source)])
     images = data.test if arguments.split == "test" else data.validation

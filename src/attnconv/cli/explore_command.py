@@ -28,13 +28,14 @@ class Arguments(AttentionOptions):
         attnconv explore timm:vit_tiny_patch16_224 --pretrained --data PATH/TO/IMAGES
 
     Attributes:
-        model: Preset, run folder, checkpoint, timm:NAME, hf:NAME, torchvision:NAME or package.module:function. The
-            default is the run of `attnconv demo` or, if there is none, a bundled example.
+        model: Preset, run folder, weights file, timm:NAME, hf:NAME, torchvision:NAME or
+            package.module:function. The default is the run of `attnconv demo` or, if there is none, a bundled example.
         data: Initial images: a folder of image files (searched recursively), digits or cifar10. The default is digits
-            for runs trained on them, and noise if attention depends only on positions; otherwise, there is no default.
+            for runs trained on digits; otherwise, random noise if attention depends only on positions. Required in all
+            other cases.
         snapshots: Maximum number of epochs of a run to show; 0 shows only the loaded weights.
-        budget: Maximum size in MB (10^6 bytes) of the attention data stored for each image. If not all queries fit,
-            only queries on an evenly spaced grid are stored.
+        budget: Maximum size in MB (10^6 bytes) of the attention data stored for each image, for all layers together. If
+            not all queries fit, only queries on an evenly spaced grid are stored.
         export: Write the page to this folder instead of serving it. The folder must be new, empty or written by an
             earlier export. The page can be opened from disk or hosted on a web server.
         port: Port of the server; 0 selects a free port.
@@ -50,7 +51,7 @@ class Arguments(AttentionOptions):
 
 
 def run(arguments: Arguments) -> None:
-    """Load the model, read its attention, and serve or write the page."""
+    """Load the model, record its attention, and serve or write the page."""
     require_room("--export", arguments.export)
     from attnconv.explorer import export, find_page
 
@@ -73,7 +74,7 @@ def _inspect(arguments: Arguments) -> tuple[bytes, Any]:
     demo = DemoArguments().out
     name = arguments.model or (str(demo) if RunFolder(demo).exists() else None)
     if name is None and arguments.data is not None:
-        raise ValueError(bad("MODEL", "must be given with --data", "no model", "See `attnconv explore --help`."))
+        raise ValueError(bad("MODEL", "must be given if --data is given", "no model", "See `attnconv explore --help`."))
     if name is None:
         print("Explorer: showing the bundled example. Pass a model, or run `attnconv demo` first.")
         return example(), None

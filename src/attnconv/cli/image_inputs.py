@@ -22,15 +22,15 @@ Scale: TypeAlias = tuple[tuple[float, ...], tuple[float, ...]]  # mean and stand
 
 @dataclass(frozen=True, kw_only=True)
 class ImageOptions:
-    """Options of all commands that apply a model to images.
+    """Options shared by all commands that apply a model to images.
 
     Attributes:
-        data: Input images: a folder of image files (searched recursively), digits or cifar10. The default is noise.
+        data: Images: a folder of image files (searched recursively), digits or cifar10. The default is random noise.
         data_root: Folder that contains CIFAR-10; the data set is downloaded if it is missing.
         images: Maximum number of images to read.
         image_size: Image height and width in pixels: HxW, or N for both. The default is the model's image size, or 224
             if it is unknown. Models from timm and Hugging Face with a fixed image size are built for the given size.
-        skip_broken: Skip and list files that cannot be read or consist of a single colour, instead of stopping.
+        skip_broken: Skip and list files that cannot be read or show only one colour, instead of stopping with an error.
         pretrained: Download pretrained weights for a timm, torchvision or Hugging Face model.
     """
 
@@ -44,11 +44,11 @@ class ImageOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionOptions(ImageOptions):
-    """Options of all commands that read the attention of a model.
+    """Options shared by all commands that record the attention of a model.
 
     Attributes:
-        layers: Names of the attention modules to read, separated by commas. The default is all of them.
-        grid: Height and width of the grid of image tokens: HxW, or N for both. The default is read from the model.
+        layers: Names of the attention modules to inspect, separated by commas. The default is all attention modules.
+        grid: Number of image tokens along the height and width: HxW, or N for both. The default is read from the model.
         prefix: Number of class and register tokens before the image tokens. The default is read from the model.
     """
 
@@ -57,7 +57,7 @@ class AttentionOptions(ImageOptions):
     prefix: int | None = None
 
     def reading(self) -> dict[str, Any]:
-        """Return the options of `attnconv.inspect.audit` that define how attention is read."""
+        """Return the options of `attnconv.inspect.audit` that define how attention is recorded."""
         layers = None if self.layers is None else tuple(map(str.strip, self.layers.split(",")))
         return {"grid": _sides("--grid", self.grid), "prefix": self.prefix, "layers": layers}
 
@@ -73,9 +73,9 @@ class Subject:
 
     @classmethod
     def load(cls, name: str, options: ImageOptions, *, resized: bool = True) -> "Subject":
-        """Load a model; if `resized`, a model with a fixed image size is built for --image-size.
+        """Load a model; with `resized`, models with a fixed image size are built for --image-size.
 
-        Images have the axes and, unless the settings state them, the channels of the first convolution (else 2 and 3).
+        Numbers of channels and axes are those of the first convolution, or 3 and 2; settings override the channels.
         """
         from attnconv.models.model_loader import load
         from attnconv.theory.conv_taps import Convolution
@@ -107,9 +107,9 @@ class Subject:
 
         sizes, channels, count, skip = self.sizes, self.channels, options.images, options.skip_broken
         if self.dims != 2 or channels not in (1, 3):
-            got = f"{self.dims} axes and {channels} channels"
+            got = f"images with channels: {channels}, spatial axes: {self.dims}"
             requirement = "must be omitted for a model whose images are not greyscale or RGB"
-            raise ValueError(bad("--data", requirement, got, "Without it, the model is applied to noise."))
+            raise ValueError(bad("--data", requirement, got, "Omit it to use random noise."))
         mean, std = self.normalisation
         if data in DATA_SETS:
             with downloading() as progress:

@@ -9,8 +9,8 @@ from attnconv.cli.output import print_table, print_text
 class Arguments:
     """List the presets with their parameter counts and their FLOPs for one image.
 
-    FLOPs are counted in two ways: for linear and convolution layers only, as in the paper's tables, and in total, which
-    includes the matrix products of dense attention.
+    The first FLOP count covers only linear and convolution layers, as in the paper. The total also includes the matrix
+    products of dense attention. A multiply-add counts as two FLOPs.
 
     Examples:
         attnconv models

@@ -16,7 +16,7 @@ _MARK = ".attnconv"
 
 
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], *, left: int = 1) -> None:
-    """Print a table without rules. The first `left` columns contain text, which is wrapped; the others, numbers."""
+    """Print a table without lines. The first `left` columns contain text, which is wrapped; the others, numbers."""
     from rich.console import Console
     from rich.table import Table
 

@@ -79,8 +79,8 @@ class Argument(NamedTuple):
 def parse(command: type[T], words: Sequence[str]) -> T:
     """Parse a command's words into its dataclass; `--help` prints the help and exits.
 
-    If the command has a method `defaults`, this method computes the defaults from the values given. Raises
-    `SettingsError` with all invalid words and values.
+    If the command has a method `defaults`, it computes the defaults from the values given. Raises a `SettingsError`
+    that lists all invalid words and values.
     """
     arguments = list(arguments_of(command))
     given, wrong = _given(arguments, words)
@@ -126,7 +126,7 @@ def distinct(arguments: Iterable[Argument]) -> list[Argument]:
 
 
 def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> Nested:
-    """Merge nested values, where `over` takes precedence; a group of a different `kind` is replaced as a whole."""
+    """Merge nested values; `over` takes precedence, and a group of a different `kind` is replaced as a whole."""
     values = dict(base)
     for name, value in over.items():
         before = values.get(name)
@@ -139,7 +139,7 @@ def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> Nested:
 
 
 def in_flags(text: str) -> str:
-    """Replace the Python names in a message from the library with flags.
+    """Replace the Python names of arguments in a message from the library with flags.
 
     Example:
         >>> in_flags("train.batch_size: must be 4, got 3. Pass train.epochs=2, or raise optim.clip.")

@@ -14,7 +14,7 @@ _MOST_TINT = 32  # maximum difference between channels, of 255; greyscale JPEG f
 class Arguments:
     """Print the most probable classes of an image.
 
-    A model trained on greyscale images, such as digits, rejects colour images, for which its prediction would be
+    Models trained on greyscale images, such as digits, reject colour images, because the predictions would be
     meaningless.
 
     Examples:

@@ -18,12 +18,14 @@ _ALPHAS = (1.0, 3.0, 10.0, 20.1)  # upper limits of alpha in the groups of soft 
 
 @dataclass(frozen=True, kw_only=True)
 class Arguments(ImageOptions):
-    """Verify Theorem 1: compare convolutions with equivalent attention layers.
+    """Verify Theorem 1 of the paper: compare convolutions with equivalent attention layers.
 
-    Random convolutions are computed by attention with three algorithms: a dense softmax, one softmax per axis
-    (Kronecker), and shifts, the fast algorithm for hard heads. The reference is the convolution in float64. A network
-    is compared with its recast version layer by layer, with one softmax per axis, in its own dtype. PyTorch's
-    convolutions are disabled while attention is computed with a softmax.
+    Random convolutions are computed by attention with hard heads, in which each query attends to one key, using three
+    algorithms: a dense softmax, one softmax per axis (kronecker), and shifts of the input. Further random convolutions
+    are approximated by soft heads, which attend to several keys, and the errors are compared with their bounds. The
+    reference is the convolution in float64. If MODEL is given, that network is instead compared layer by layer with its
+    recast version, whose attention uses one softmax per axis. Both run in the network's dtype. While attention is
+    computed with a softmax, PyTorch's convolutions are disabled, so that they cannot produce the result.
 
     Examples:
         attnconv prove
@@ -32,11 +34,11 @@ class Arguments(ImageOptions):
         attnconv prove my_package.models:network --image-size 64 --alpha 6
 
     Attributes:
-        model: Network to recast and compare: preset, run folder, checkpoint, timm:NAME, hf:NAME, torchvision:NAME or
+        model: Network to recast and compare: preset, run folder, weights file, timm:NAME, hf:NAME, torchvision:NAME or
             package.module:function. Without MODEL, random convolutions are compared.
-        cases: Number of random convolutions; their options cover those of PyTorch's convolution layers.
+        cases: Number of random convolutions for each kind of head (hard, soft). Stride, padding and so on are random.
         seed: Seed of the random convolutions.
-        alpha: Sharpness of the network's heads, in 1 / position^2. By default, each query attends to one key.
+        alpha: Sharpness of the recast network's heads, in 1 / position^2. By default, heads are hard.
     """
 
     model: Positional[str | None] = None

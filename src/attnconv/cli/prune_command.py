@@ -20,9 +20,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Arguments:
-    """Remove heads whose attention is a thin stripe or uniform (appendix E of the paper).
+    """Remove degenerate heads, whose attention forms a thin line or is uniform (Appendix E of the paper).
 
-    Prints the parameter and FLOP counts before and after, and the layers that can no longer express every 3 x 3 kernel.
+    The command prints the degenerate heads, the parameter and FLOP counts before and after pruning, and the layers that
+    cannot express every 3 x 3 kernel after pruning.
 
     Examples:
         attnconv prune runs/quadratic-generalized
@@ -31,12 +32,11 @@ class Arguments:
         attnconv train quadratic-generalized --start-from runs/pruned --out runs/after
 
     Attributes:
-        model: Run folder or weights file of a model with quadratic or generalised quadratic heads.
-        criterion: A head is degenerate if the condition number of its covariance exceeds 1000 (code, the authors'
-            implementation) or 1e5 (paper). With both criteria, it is also degenerate if the largest eigenvalue of its
-            inverse covariance is below 1e-5 (in 1 / position^2).
-        out: Folder for the pruned weights and settings. It must be new or empty. By default, nothing is written; the
-            heads that would be removed are listed.
+        model: Run folder or weights file (.safetensors) of a model with quadratic or generalised quadratic heads.
+        criterion: A head is degenerate if the condition number of the covariance of its attention exceeds 1e3 (code,
+            the authors' implementation) or 1e5 (paper). With either criterion, a head is also degenerate if the largest
+            eigenvalue of the inverse covariance is below 1e-5 / position^2.
+        out: Folder for the pruned weights and settings. It must be new or empty. By default, nothing is written.
     """
 
     model: Positional[str]

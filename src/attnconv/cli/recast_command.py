@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class Arguments(ImageOptions):
     """Replace the convolutions of a network with equivalent multi-head self-attention layers.
 
-    Compares the two networks layer by layer, and writes the new one if --out, --export or --onnx is given.
+    The command compares both networks layer by layer. With --out, --export or --onnx, it writes the new network.
 
     Examples:
         attnconv recast resnet18 --out resnet18.safetensors
@@ -26,14 +26,15 @@ class Arguments(ImageOptions):
         attnconv recast my_package.models:network --image-size 64 --onnx network.onnx
 
     Attributes:
-        model: Network: preset, run folder, checkpoint, timm:NAME, hf:NAME, torchvision:NAME or package.module:function.
+        model: Preset, run folder, weights file, timm:NAME, hf:NAME, torchvision:NAME or package.module:function.
         image_size: Image height and width in pixels: HxW, or N for both. The default is the model's image size, or 224
             if it is unknown.
-        out: New weights file (.safetensors), which `attnconv.load` and all commands that accept a MODEL can read.
-        export: New file (.pt2) for the program exported with torch.export, which PyTorch can run without this library.
-        onnx: New ONNX file; requires the packages onnx and onnxscript.
+        out: New weights file (.safetensors), which the other commands and `attnconv.load` can read.
+        export: Program (.pt2) to write with torch.export; it must not exist yet. PyTorch can run it without attnconv.
+        onnx: ONNX file to write; it must not exist yet. Requires the packages onnx and onnxscript.
         alpha: Sharpness of the heads, in 1 / position^2. By default, heads are hard: each query attends to one key.
-        weights: Weights of soft heads: the best approximation of the convolution (nearest), or slices of its kernel.
+        weights: Weights of the heads if --alpha is given: the best approximation of the convolution (nearest), or
+            slices of its kernel (slices).
         only: Glob patterns for the names of the layers to replace; patterns that start with "!" exclude layers. The
             default is all convolutions.
     """

@@ -18,7 +18,7 @@ class Arguments:
         attnconv report runs/first --out pages/first
 
     Attributes:
-        run: Run folder written by `attnconv train`; training need not be complete.
+        run: Run folder written by `attnconv train`, with at least one complete epoch.
         out: Output folder. It must be new, empty or written by an earlier report. The default is RUN/report.
         publication: Prepare figures for print: add PDF files, omit titles, and keep the text of SVG files editable.
     """

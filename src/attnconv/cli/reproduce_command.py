@@ -19,8 +19,7 @@ from attnconv.training.run_folder import RunFolder
 class Arguments:
     """Train the models of the paper, and reproduce its Figures 1 to 14 and Tables 1 to 4.
 
-    The tables also show the published numbers. The command can be repeated: complete runs are skipped, and interrupted
-    runs are resumed.
+    The tables also show the published numbers. A repeated command skips complete runs and resumes interrupted ones.
 
     Examples:
         attnconv reproduce --scale tiny
@@ -30,15 +29,15 @@ class Arguments:
         torchrun --nproc-per-node 4 -m attnconv reproduce --scale paper
 
     Attributes:
-        scale: mini: the small presets with half their channels, on CIFAR-10, 10 epochs. paper: the paper's models and
-            hyperparameters, on CIFAR-10, for one GPU. small: the small presets on CIFAR-10, overnight on two CPU cores.
-            tiny: small models on digits, a few epochs, a few minutes.
+        scale: mini: like small, with half the channels and 10 epochs. paper: the paper's models and hyperparameters, on
+            CIFAR-10; needs a GPU. small: the presets whose names end in -small, on CIFAR-10; takes about 5 hours on
+            two CPU cores. tiny: very small models, on digits for a few epochs; takes a few minutes.
         only: Models to train: resnet18, quadratic, quadratic-generalized, quadratic-generalized-pruned, learned,
-            learned-content, quadratic-16-heads. The default is all of these. quadratic-attention-dropout, which
-            applies dropout with rate 0.1 to attention probabilities like the paper's code, is trained only if named.
-        seeds: Number of runs of each model; Table 1 reports the mean and standard deviation of their accuracies.
+            learned-content, quadratic-16-heads. The default is all of these. quadratic-attention-dropout, which has the
+            attention dropout of the paper's code (rate 0.1), is trained only if named.
+        seeds: Number of runs of each model, with different seeds. Table 1 reports the mean and standard deviation.
         out: Folder for the runs, figures and tables. The default is reproduction/SCALE.
-        data_root: Folder that contains CIFAR-10; the data set is downloaded if it is missing. Not used by tiny.
+        data_root: Folder that contains CIFAR-10, which is downloaded if it is missing. Not used with --scale tiny.
         plan: Print the planned runs and exit.
         draw: Skip training; write the figures and tables of the existing runs, and report settings that differ from
             those of the scale.

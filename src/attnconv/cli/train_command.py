@@ -19,9 +19,9 @@ _SHOWN = "quadratic-small"  # the preset whose defaults the help shows if none i
 
 @dataclass(frozen=True, kw_only=True)
 class Arguments:
-    """Train a model and write a run folder with settings, metrics, heads and checkpoints.
+    """Train a model, and write its settings, metrics, head centres and checkpoints to a run folder.
 
-    The defaults shown below are those of PRESET, or of quadratic-small if no preset is given.
+    `attnconv train PRESET --help` shows the defaults of a preset; without PRESET, those of quadratic-small are shown.
 
     Examples:
         attnconv train quadratic-digits
@@ -34,14 +34,14 @@ class Arguments:
         torchrun --nproc-per-node 2 -m attnconv train resnet18 --precision bf16
 
     Attributes:
-        preset: Model and recipe; `attnconv models` lists the presets. Required unless the --config file names a preset.
-        config: JSON file with settings that override the recipe's, such as the settings.json of a run. Flags override
-            the file. Settings that are missing from the file take the recipe's values.
-        recipe: Recipe that sets the defaults: modern, for the small presets, or paper, the paper's hyperparameters.
-            The default is the preset's recipe.
-        out: Run folder. The default is runs/PRESET.
-        resume: Resume the run in the folder after its last complete epoch, with the run's settings; start a new run if
-            the folder contains none.
+        preset: Preset (a model with a training recipe) listed by `attnconv models`. Required unless --config names one.
+        config: JSON file with settings, such as the settings.json of a run. They override the defaults of the preset
+            and of the recipe, which apply to settings that are missing from the file. Flags override the file.
+        recipe: Recipe that sets the defaults of the training options: modern (for the small presets) or paper (the
+            paper's hyperparameters). Neither changes the augmentation. The default is the preset's recipe.
+        out: Run folder, to which everything is written. The default is runs/PRESET.
+        resume: Resume the run in the folder from its last checkpoint; settings that differ from the run's are rejected.
+            If the folder contains no run, start a new one.
         start_from: Run folder or weights file (.safetensors) with the initial weights, such as the output of
             `attnconv prune`; PRESET then selects only the recipe. The default is a new model with random weights.
         settings: All settings of the run.

@@ -39,28 +39,28 @@ _STEPS = 200
 
 
 def head_ranks(layer: SelfAttention) -> list[int]:
-    """Return the numerical rank of each W_h; `low_rank` is exact if `head_channels` is at least the largest rank.
+    """Return the numerical rank of each head's W_h; `low_rank` is exact if `head_channels` is at least the largest one.
 
     Raises:
-        TypeError: `layer` is not an attention layer.
-        ValueError: The layer has factored weights or several groups, or is on the meta device.
+        TypeError: If `layer` is not an attention layer.
+        ValueError: If the layer has factored weights or several groups, or is on the meta device.
     """
     weight = _merged(layer).detach()
     return [int(rank) for rank in torch.linalg.matrix_rank(weight.to(score_dtype(weight.dtype))).tolist()]
 
 
 def low_rank(layer: SelfAttention, head_channels: int, *, exact: bool = False) -> SelfAttention:
-    """Return a copy of a layer with the factored weights that best approximate its own; see `low_rank_error`.
+    """Return a copy of a layer in which factored weights replace, and best approximate, the merged weights.
 
     Args:
         layer: A layer with merged weights and one group.
-        head_channels: D_h, the number of channels of each head's values, at least 1.
+        head_channels: D_h, the number of channels of each head's values, at least 1; see also `low_rank_error`.
         exact: Repeat each head ceil(rank W_h / D_h) times for exact weights. The encoding must declare `by_head`.
 
     Raises:
-        TypeError: `layer` is not an attention layer.
-        ValueError: The layer is on the meta device, contains NaN or infinity, or has factored weights or several
-            groups; `head_channels` is below 1; or with `exact`, heads cannot be repeated.
+        TypeError: If `layer` is not an attention layer.
+        ValueError: If the layer is on the meta device, contains NaN or infinity, or has factored weights or several
+            groups; if `head_channels` is below 1; or if `exact` is true and the encoding's `by_head` is None.
 
     Example:
         >>> from attnconv import from_conv
@@ -91,9 +91,9 @@ def low_rank(layer: SelfAttention, head_channels: int, *, exact: bool = False) -
 
 
 def low_rank_error(layer: SelfAttention, factored: SelfAttention, images: Float[Tensor, "b c *sizes"]) -> float:
-    """Return the relative root-mean-square difference between two layers' outputs on images, ignoring biases.
+    """Return the root-mean-square difference between two layers' outputs, relative to `layer`'s output without bias.
 
-    sqrt( E || out - out' ||^2 / E || out - b ||^2 )
+    sqrt( E ||out - out'||^2 / E ||out - b||^2 )   for outputs out and out', the mean E over images and queries, bias b
     """
     with torch.no_grad():
         expected = layer(images).double()
@@ -121,18 +121,18 @@ def place_heads(
 ) -> SelfAttention:
     """Return a layer with few Gaussian heads, placed to approximate a convolution away from the border.
 
-    It is never less accurate than hard heads at the taps with the largest weights. See also `imitation_error`.
+    Its error is at most that of hard heads at the taps with the largest weights. See also `imitation_error`.
 
     Args:
         conv: nn.Conv1d, nn.Conv2d or nn.Conv3d.
         heads: Number of heads, less than the number of kernel positions.
-        diagonal: Fit one width per head and axis instead of one per head.
-        restarts: Number of random starts of the search, at least 0, in addition to the taps with the largest weights.
+        diagonal: Fit one width per axis in each head instead of one per head.
+        restarts: Number of random starting points of the search, at least 0, besides the taps with the largest weights.
         seed: Seed of the random starts.
 
     Raises:
-        TypeError: `conv` is not a convolution, or is a transposed one.
-        ValueError: `heads` is not between 1 and the number of kernel positions minus 1 (with one head per position,
+        TypeError: If `conv` is not a convolution, or is a transposed one.
+        ValueError: If `heads` is not between 1 and the number of kernel positions minus 1 (with one head per position,
             `from_conv` is exact), or `conv` is on the meta device.
 
     Example:

@@ -57,21 +57,21 @@ _MODES = {border: mode for mode, border in BORDERS.items()} | {"renormalise": "r
 def from_conv(
     conv: Convolution, *, alpha: float | None = None, weights: Literal["slices", "nearest"] = "slices"
 ) -> SelfAttention:
-    """Convert a convolution to an equivalent attention layer (Theorem 1), with one head per kernel position, row-major.
+    """Convert a convolution to an equivalent attention layer (the paper's Theorem 1), with one head per tap, row-major.
 
     Args:
         conv: nn.Conv1d, nn.Conv2d, nn.Conv3d or one of their transposed counterparts, with any stride, dilation,
             padding, padding mode, groups and floating-point dtype.
-        alpha: Sharpness of the heads, in 1 / position^2. None uses `HARD_ALPHA`, which makes heads hard in every dtype
-            and the layer equivalent to the convolution, and freezes centres and spreads. A smaller alpha gives soft
+        alpha: Sharpness of the heads, in 1 / position^2. None uses `HARD_ALPHA`: heads are hard in every dtype, the
+            layer is equivalent to the convolution, and centres and spreads are frozen. A smaller alpha gives soft
             heads, which have an error bound and can be trained; `SOFT_ALPHA` = 3 is recommended for training.
         weights: Matrices of the heads: `slices` for those of the kernel, for which `error_bound` is valid, or `nearest`
             for those with which soft heads best approximate the convolution away from the border.
 
     Raises:
-        TypeError: `conv` is not one of these convolutions, or is lazy, quantised or complex.
-        ValueError: `alpha` is not positive, or not finite in the convolution's dtype; `weights` is unknown; a weight is
-            not finite or is parametrised; or the dtype cannot represent the shift of a tap.
+        TypeError: If `conv` is not one of these convolutions, or is lazy, quantised or complex.
+        ValueError: If `alpha` is not positive and finite in the convolution's dtype; if `weights` is unknown; if a
+            weight is not finite or is parametrised; or if the dtype cannot represent the shift of a tap.
 
     Example:
         >>> conv, x = torch.nn.Conv2d(3, 4, kernel_size=3, padding=1), torch.randn(2, 3, 6, 7)
@@ -99,18 +99,18 @@ def from_conv(
 
 
 def equation_9(conv: Forward, *, alpha: float = 46.0) -> SelfAttention:
-    """Convert a convolution as in the paper's proof: attention by equation (8) with the parameters of equation (9).
+    """Convert a convolution to attention as in the paper's proof: equation (8) with the parameters of equation (9).
 
         v_h = -alpha (1, -2 Delta_h),   r_delta = (|delta|^2, delta),   W_qry = W_key = 0,   W^_key = I
 
     Every score is then ``-alpha (|delta - Delta_h|^2 - |Delta_h|^2)``. All four terms of equation (8) are computed.
 
     Args:
-        conv: nn.Conv1d, nn.Conv2d or nn.Conv3d. Every query must be inside the image, as equation (8) uses its content.
+        conv: nn.Conv1d, nn.Conv2d or nn.Conv3d. Queries must be in the image, as equation (8) uses their content.
         alpha: Sharpness of the heads, in 1 / position^2; 46 in the paper.
 
     Raises:
-        TypeError, ValueError: As in `from_conv`, or `conv` is a transposed convolution.
+        TypeError, ValueError: As in `from_conv`, or if `conv` is a transposed convolution.
 
     Example:
         >>> layer = equation_9(torch.nn.Conv1d(2, 2, kernel_size=3, padding=1))
@@ -135,9 +135,9 @@ def equation_9(conv: Forward, *, alpha: float = 46.0) -> SelfAttention:
 
 
 def layer_for(conv: Convolution, encoding: Encoding, weight: Tensor | None = None) -> SelfAttention:
-    """Return a layer with the given heads and a convolution's geometry, bias, training mode, device and dtype.
+    """Return a layer with an encoding's heads and a convolution's geometry, bias, training mode, device and dtype.
 
-    `weight` has one matrix per head, (h, c / groups, d); None for those of the convolution, with one head per tap.
+    `weight` has one matrix per head, (h, c / groups, d); None for the convolution's matrices, with one head per tap.
     """
     if isinstance(conv, Forward):
         geometry: dict[str, Any] = {"border": BORDERS[conv.padding_mode]}
@@ -176,7 +176,7 @@ def to_conv(
     """Convert a layer with hard heads to the equivalent convolution, or any layer to the nearest one of a given size.
 
     A layer from `from_conv` converts back to its convolution, with bit-identical weights. For hard heads without a
-    window, the kernel is the smallest one that is centred on the query and contains all of their shifts.
+    window, the kernel is the smallest one that is centred on the query and contains all shifts of the heads.
 
     Args:
         layer: Any attention layer.
@@ -186,13 +186,13 @@ def to_conv(
 
     Returns:
         The convolution, with the layer's stride, groups, bias, dtype and training mode. Its padding mode corresponds to
-        the border rule; `renormalise` becomes `replicate`. Measure the error with `conversion_error`.
+        the border rule; `renormalise` becomes `replicate`. With `kernel_size`, it minimises `conversion_error`.
 
     Raises:
-        TypeError: `layer` is not an attention layer, or `x` is not a dense floating-point tensor.
-        ValueError: The layer is on the meta device; without a kernel size, its heads are soft, not at taps of its
-            window, or attend beyond its padding; with a kernel size, `x` is missing or has the wrong number of axes, or
-            the kernel is too large or cannot be centred.
+        TypeError: If `layer` is not an attention layer, or `x` is not a dense floating-point tensor.
+        ValueError: If the layer is on the meta device; without `kernel_size`, if a head is soft, is not at a tap of the
+            window or attends beyond the padding; with `kernel_size`, if `x` is missing or has the wrong number of
+            axes, or if the kernel is too large or cannot be centred.
 
     Example:
         >>> conv = torch.nn.Conv2d(2, 3, kernel_size=3, padding=1, padding_mode="reflect")
@@ -216,11 +216,11 @@ def conversion_error(layer: SelfAttention, conv: Convolution, x: Float[Tensor, "
 
         sqrt( sum_q || sum_j E_q[j] V_j - sum_h A_q[h] W_h ||^2 / sum_q || sum_h A_q[h] W_h ||^2 )
 
-    Biases are ignored. If attention depends on content, the error covers all images in `x`; otherwise, only their size
-    is used. (`imitation_error` is relative to the convolution's output.)
+    V_j is the kernel's matrix at tap j; see `can_express` for A_q and E_q. Biases are ignored. The content of the
+    images `x` is used only if attention depends on it. (`imitation_error` is relative to the convolution's output.)
 
     Raises:
-        ValueError: Channels, groups, strides or output sizes of layer and convolution do not match.
+        ValueError: If channels, groups, strides or output sizes of the layer and the convolution do not match.
     """
     return compare_outputs(layer, conv, x, None)[0]
 

@@ -33,25 +33,25 @@ def recast(
     only: Only = None,
     fast: bool = True,
 ) -> nn.Module:
-    """Return a copy of a network with its convolutions replaced by attention layers.
+    """Return a copy of a network in which attention layers replace convolutions.
 
     Args:
         model: Any module, such as a model from torchvision, timm or Hugging Face, or a single convolution.
-        alpha: Sharpness in 1 / position^2; None for hard heads, with the same outputs up to rounding. See `from_conv`.
-        weights: Matrices of the heads, `slices` or `nearest`; see `from_conv`.
-        only: Layers to replace: name patterns (`"layer1.*"`, or `"!stem.*"` to exclude layers), or a function of name
-            and module that returns a bool; None for all convolutions. At least one must be selected.
+        alpha: Sharpness of heads, in 1 / position^2; None for hard heads, which change outputs only by rounding.
+        weights: Matrices of the heads, `slices` or `nearest`. `from_conv` explains this argument and `alpha`.
+        only: Layers to replace: name patterns (`"layer1.*"`, or `"!stem.*"` to exclude layers), or a function of the
+            name and the module that returns a bool; None for all convolutions. At least one must be selected.
         fast: Run hard heads as shifts, at the cost of a convolution (see `SelfAttention.plan`), instead of computing
             all probabilities. Loading a state dict discards the plan; call `plan_shifts` to restore it.
 
     Returns:
         The copy, on the device of the model. Attention layers have parameters `weight` (heads, in / groups, out),
         `bias` and `encoding.*`. Code that reads `conv.weight` instead of calling the convolution (batch norm fusion,
-        reparameterisation, some state-space models) is not supported: run it before `recast`, or exclude those layers.
+        reparameterisation, some state-space models) is not supported: run it before `recast`, or exclude its layers.
 
     Raises:
-        TypeError, ValueError: A convolution cannot be converted (the message gives its name and the reason); the model
-            has none, or keeps a method of one, such as `conv.forward`; or `only` selects none.
+        TypeError, ValueError: If a convolution cannot be converted (the message gives its name and the reason); if the
+            model has no convolution, or stores a method of one, such as `conv.forward`; or if `only` selects none.
 
     Example:
         >>> cnn = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 3)).eval()
@@ -74,11 +74,11 @@ def recast(
 
 
 def plan_shifts(model: nn.Module) -> int:
-    """Plan every layer with hard heads to run as shifts (see `SelfAttention.plan`), and return the number of layers.
+    """Plan all layers with hard heads to run as shifts (see `SelfAttention.plan`); return the number of these layers.
 
     Raises:
-        TypeError: `model` is not a module.
-        ValueError: A layer with hard heads contains NaN or infinity. No layer is planned in this case.
+        TypeError: If `model` is not a module.
+        ValueError: If a layer with hard heads contains NaN or infinity. No layer is planned in this case.
     """
     check_module(model)
     layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, SelfAttention)}
@@ -91,7 +91,7 @@ def plan_shifts(model: nn.Module) -> int:
 
 
 def restore(model: nn.Module, *, only: Only = None) -> nn.Module:
-    """Return a copy of a network with attention layers replaced by equivalent convolutions; the inverse of `recast`.
+    """Return a copy of a network in which equivalent convolutions replace attention layers; the inverse of `recast`.
 
     The weights of recast layers are restored bit for bit.
 
@@ -100,8 +100,8 @@ def restore(model: nn.Module, *, only: Only = None) -> nn.Module:
         only: Layers to replace, as in `recast`.
 
     Raises:
-        TypeError: `model` is not a module.
-        ValueError: A selected layer is not equivalent to a convolution, or the model has no attention layers.
+        TypeError: If `model` is not a module.
+        ValueError: If a selected layer is not equivalent to a convolution, or the model has no attention layers.
 
     Example:
         >>> cnn = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU())
@@ -138,7 +138,7 @@ def _matching(names: list[list[str]], only: Any) -> list[str]:
     """Return the first name of every module that the patterns select by any of its names."""
     patterns = [only] if isinstance(only, str) or not isinstance(only, Iterable) else list(only)
     if wrong := [pattern for pattern in patterns if not isinstance(pattern, str)]:
-        raise TypeError(bad("only", "must be name patterns or a function of name and module", repr(wrong[0])))
+        raise TypeError(bad("only", "must be name patterns (str) or a function of the name and module", repr(wrong[0])))
     chosen, left_out = set[str](), set[str]()
     for pattern in patterns:
         plain = pattern.removeprefix("!")

@@ -34,12 +34,12 @@ class Proof:
     """Result of computing one convolution with attention.
 
     Attributes:
-        title: Description of the convolution and the image.
-        dtype: Dtype of weights, image and output.
+        title: Description of the convolution and the shape of the images.
+        dtype: Dtype of weights, images and output.
         way: Method: `dense` (softmax of all scores), `kronecker` (one softmax per axis) or `shift` (for hard heads).
         alpha: Sharpness of the heads, in 1 / position^2.
-        hard: Whether the heads are hard in this dtype.
-        relative: Largest absolute difference from the convolution's output in float64, over its largest absolute value.
+        hard: Whether the heads are hard in this dtype, that is, attend to exactly one key per query.
+        relative: Error, ``max |output - expected| / max |expected|``; expected is the convolution's output in float64.
         tightness: Largest ratio of error to error bound over output channels; at most 1 if the bound holds.
     """
 
@@ -55,7 +55,7 @@ class Proof:
 def draw_convolution(source: random.Random, dtype: torch.dtype) -> tuple[Convolution, Tensor]:
     """Sample a convolution and two images for it, with the random number generator `source` and the given dtype.
 
-    Convolutions are forward or transposed, with one to three axes, kernel sizes 1 to 5, strides and dilations 1 to 3,
+    Convolutions are ordinary or transposed, with one to three axes, kernel sizes 1 to 5, strides and dilations 1 to 3,
     padding as numbers, "same" or "valid", any padding mode, one, two or four groups, and with or without bias.
     """
     dims = source.choice((1, 2, 2, 3))
@@ -94,7 +94,7 @@ def prove(cases: int = 200, *, seed: int = 0, soft: bool = False) -> Iterator[Pr
         cases: Number of convolutions, distributed evenly over float64, float32 and bfloat16.
         seed: Seed of the random convolutions.
         soft: Use soft heads, with alpha sampled log-uniformly from 0.3 to 20 / position^2, and only the `kronecker`
-            method, instead of hard heads and all methods.
+            method. By default, heads are hard and all methods are used.
     """
     source, dtypes = random.Random(seed), list(ALLOWED)
     ways: tuple[Way, ...] = ("kronecker",) if soft else WAYS
@@ -158,9 +158,9 @@ class LayerComparison:
         name: Name of the layer in the model.
         heads: Number of heads.
         alpha: Smallest alpha of the heads, in 1 / position^2; None if they are not axis-aligned Gaussians.
-        scale: Largest absolute output of the convolution.
+        scale: Largest absolute value in the convolution's output.
         error: Largest absolute difference between the two outputs.
-        bound: `error_bound` for the inputs' range; None if `alpha` is None or weights are not slices of the kernel.
+        bound: Largest `error_bound` over channels; None if `alpha` is None or weights are not slices of the kernel.
         flops: FLOPs of the convolution, 2 per multiply-add.
         attention_flops: FLOPs of the attention layer with its current plan and backend.
     """
@@ -182,7 +182,7 @@ class Comparison:
 
     Attributes:
         layers: One entry per replaced convolution, in execution order.
-        scale: Largest absolute output of the network.
+        scale: Largest absolute value in the output of the original network.
         error: Largest absolute difference between the outputs of the two networks.
     """
 
@@ -202,8 +202,8 @@ def compare(model: nn.Module, recast: nn.Module, *inputs: Tensor) -> Comparison:
         inputs: Arguments of the network's forward pass.
 
     Raises:
-        TypeError: `model` or `recast` is not a module.
-        ValueError: No convolution of `model` is an attention layer in `recast`.
+        TypeError: If `model` or `recast` is not a module.
+        ValueError: If no convolution of `model` is an attention layer in `recast`.
     """
     check_module(model)
     check_module(recast, "recast")

@@ -52,7 +52,7 @@ def normalise(
         std: Standard deviation of each channel, positive.
 
     Raises:
-        ValueError: The number of constants differs from the number of channels, or `std` is not positive.
+        ValueError: If `mean` or `std` does not have one value per channel, or a value of `std` is not positive.
 
     Example:
         >>> normalise(torch.zeros(1, 1, 2, 2, dtype=torch.uint8), (0.5,), (0.5,)).unique()
@@ -68,7 +68,7 @@ def _normalise(
     channels = pixels.shape[1]
     for name, values in (("mean", mean), ("std", std)):
         if len(values) != channels:
-            raise ValueError(bad(name, f"must have one number for each of the {channels} channels", values))
+            raise ValueError(bad(name, f"must have one number per channel ({channels})", values))
     if min(std) <= 0.0:
         raise ValueError(bad("std", "must be positive", std))
     for channel, shift, scale in zip(pixels.unbind(1), mean, std, strict=True):
@@ -178,7 +178,7 @@ def mix(
 
 
 def beta(parameter: float, uniforms: Float32[Tensor, "b pairs"]) -> Float32[Tensor, " b"]:
-    """Sample from Beta(a, a), 0 < a <= 1, by Jöhnk's method: x / (x + y) for x = u^(1/a), y = v^(1/a) if x + y <= 1.
+    """Sample from Beta(a, a), 0 < a <= 1, by Jöhnk's method: x / (x + y) with x = u^(1/a), y = v^(1/a) if x + y <= 1.
 
     Each pair (u, v) is accepted with probability at least 1/2. The result is computed from the first of twelve pairs
     that is accepted, or is 1/2 if none is (once in 4096 samples for a = 1, practically never for a = 0.2). The first

@@ -63,24 +63,24 @@ _one_large = threading.Lock()
 
 
 class PictureError(ValueError):
-    """The image is invalid, or does not have 8 bits per channel."""
+    """Error for an image that is invalid, or does not have 8 bits per channel."""
 
 
 class UnsupportedTypeError(PictureError):
-    """The data are not an image in a supported format."""
+    """Error for data that are not an image in a supported format."""
 
 
 class TooLargeError(PictureError):
-    """The image has too many bytes or pixels."""
+    """Error for an image with too many bytes or pixels."""
 
 
 @contextmanager
 def open_picture(
     source: Path | str | bytes, name: str = "", *, formats: tuple[str, ...] = FORMATS, largest: int = LARGEST_PICTURE
 ) -> Iterator[ImageFile.ImageFile]:
-    """Open and validate an image of at most `largest` pixels, given its file or its content.
+    """Open and validate an image of at most `largest` pixels, given the path or the content of its file.
 
-    Errors in the `with` block are converted to `PictureError`, with the `name` or the path of the image.
+    Errors in the `with` block are converted to `PictureError`s that give the `name` or the path of the image.
     """
     name = name or ("image" if isinstance(source, bytes) else str(source))
     if not isinstance(source, bytes) and not Path(source).is_file():  # reading a pipe might never end
@@ -100,9 +100,7 @@ def open_picture(
     except PictureError:
         raise
     except UnidentifiedImageError as error:
-        raise UnsupportedTypeError(
-            bad(name, f"must be an image in the format {', '.join(formats)}", "another format")
-        ) from error
+        raise UnsupportedTypeError(bad(name, f"must be a {', '.join(formats)} image", "other content")) from error
     except (Image.DecompressionBombError, Image.DecompressionBombWarning, MemoryError) as error:
         got = str(error) or "an image that does not fit in memory"
         raise TooLargeError(bad(name, f"must have at most {largest:,} pixels", got)) from error
@@ -123,8 +121,7 @@ def read_image(
         channels: 3 for RGB, 1 for greyscale.
 
     Raises:
-        ValueError: The file is missing, broken or too large, or does not have 8 bits per channel, or an argument is
-            invalid.
+        ValueError: If the file is missing, broken, too large or not of 8 bits per channel, or an argument is invalid.
     """
     if min(sizes := (size, size) if isinstance(size, int) else size) < 1:
         raise ValueError(bad("size", "must be at least 1", size))
@@ -139,7 +136,7 @@ def fit_picture(
 ) -> UInt8[Tensor, "channels height width"]:
     """Decode an open image, apply its EXIF orientation, resize it to cover the given size, and centre-crop it.
 
-    Only the first frame is decoded, and transparency is ignored.
+    Only the first frame is decoded, and transparency is ignored. The result is uint8.
     """
     mode = "RGB" if channels == 3 else "L"
     image.load()  # before EXIF, which may follow the pixels of a PNG
@@ -278,7 +275,7 @@ def _decode(paths: list[Path], size: int) -> UInt8[Tensor, "n c size size"]:
         results = list(pool.map(attempt, paths))
     if broken := [result for result in results if isinstance(result, str)]:
         fix = "Replace or remove them:\n" + _listed(broken)
-        raise ValueError(bad("data.root", "must contain only valid images", f"{len(broken)} broken files", fix))
+        raise ValueError(bad("data.root", "must contain only valid images", f"broken files ({len(broken)})", fix))
     return torch.stack([result for result in results if not isinstance(result, str)])
 
 
@@ -290,7 +287,7 @@ class FolderPictures:
     Attributes:
         pixels: Images (b, channels, height, width), uint8.
         names: Paths of the files relative to the folder, escaped for printing.
-        notes: One sentence for each skipped file, and one about files that were enlarged by more than a factor of two.
+        notes: One sentence for each skipped file, and one about images that were enlarged more than twofold, if any.
     """
 
     pixels: UInt8[Tensor, "b channels height width"]
@@ -312,14 +309,14 @@ def read_pictures(
     Args:
         folder: Folder of images, which may be in subfolders.
         sizes: Height and width of the result in pixels.
-        count: Maximum number of images, at least 1, taken from the subfolders in turn and in alphabetical order.
+        count: Maximum number of images, at least 1; they are taken from the subfolders in turn, in alphabetical order.
         channels: 3 for RGB, 1 for greyscale.
         skip_broken: Skip files that cannot be read, instead of raising an error.
         varied: Treat images of a single colour as broken.
 
     Raises:
-        TypeError: `count` is not an integer.
-        ValueError: A size is below 1, the folder is missing or contains no valid image, or files are broken and
+        TypeError: If `count` is not an integer.
+        ValueError: If a size is below 1, the folder is missing or contains no valid image, or files are broken and
             `skip_broken` is False (the message lists them).
     """
     count, folder = whole("count", count, 1), Path(folder).expanduser()
@@ -338,7 +335,7 @@ def read_pictures(
             broken.append(str(error))
     if broken and not skip_broken:
         fix = "Replace or remove them, or pass skip_broken=True:\n" + _listed(broken)
-        raise ValueError(bad(str(folder), "must contain only valid images", f"{len(broken)} broken files", fix))
+        raise ValueError(bad(str(folder), "must contain only valid images", f"broken files ({len(broken)})", fix))
     if not found:
         got = f"only broken files:\n{_listed(broken)}" if broken else "none"
         raise ValueError(bad(str(folder), f"must contain images ({', '.join(SUFFIXES)})", got))

@@ -33,7 +33,7 @@ class ImageSet:
         labels: Class index of each image, from 0, int64.
 
     Raises:
-        ValueError: The shapes or dtypes are invalid, or the images have no pixels or channels.
+        ValueError: If the shapes or dtypes are invalid, or the images have no pixels or channels.
 
     Example:
         >>> pair = ImageSet(torch.zeros(2, 3, 8, 8, dtype=torch.uint8), torch.tensor([0, 1]))
@@ -51,7 +51,7 @@ class ImageSet:
             raise ValueError(bad("images", "must be uint8 of shape (n, channels, height, width)", got))
         if tuple(self.labels.shape) != shape[:1] or self.labels.dtype != torch.int64:
             got = f"shape {tuple(self.labels.shape)} of {self.labels.dtype}"
-            raise ValueError(bad("labels", f"must be {shape[0]} int64 numbers, one per image", got))
+            raise ValueError(bad("labels", f"must be int64 class indices, one per image ({shape[0]})", got))
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -103,8 +103,8 @@ def held_out(
 ) -> tuple[Int64[Tensor, " kept"], Int64[Tensor, " count"]]:
     """Split a training set; return the indices of the remaining images and of the held-out images, both ascending.
 
-    The held-out images are the first images of a random order or, if stratified, the first images of each class in this
-    order. The number for each class differs from the exact proportion by less than one.
+    The held-out images are the first `count` images in a random order or, with `stratify`, the first images of each
+    class in this order, in numbers that differ from exact proportions by less than one.
     """
     n = len(labels)
     if not 0 <= count < max(n, 1):
@@ -133,7 +133,7 @@ def channel_statistics(images: UInt8[Tensor, "n c height width"]) -> tuple[tuple
 
 
 def uniform(seed: int, epoch: int, n: int) -> Float32[Tensor, "n 36"]:
-    """Sample multiples of 2^-24 in [0, 1) for augmentation. The seed must be below 2^63, the epoch below 2^32."""
+    """Sample multiples of 2^-24 in [0, 1), uniformly. The seed must be below 2^63, and the epoch below 2^32."""
     words = _words(seed, epoch, AUGMENT, (n, COLUMNS))
     return torch.from_numpy((words >> 40).astype(np.float32) * np.float32(2.0**-24))
 
@@ -161,10 +161,10 @@ class Batch(NamedTuple):
 
 @dataclass(kw_only=True, eq=False)
 class Batches:
-    """Iterable over one process's share of each batch of an epoch, on the device of the data set.
+    """Iterable over the batches of an epoch; yields one process's share of each, on the device of the data set.
 
-    `batch_size` is the size of a global batch and a multiple of `world`. Training with several processes requires
-    `drop_last`, since otherwise the shares of the last batch may differ in size or be empty.
+    `batch_size` is the size of a global batch, a multiple of the number of processes (`world`). With several processes,
+    training requires `drop_last`, since otherwise the shares of the last batch may differ in size or be empty.
     """
 
     dataset: ImageSet = field(kw_only=False)

@@ -12,15 +12,15 @@ _HELD_OUT = {"digits": 200, "cifar10": 5000, "cifar100": 5000}
 
 
 def load_data(settings: DataSettings, *, image_size: int = 32, progress: Progress | None = None) -> Splits:
-    """Load a data set into memory and split it.
+    """Load a data set into memory, and split it into training, validation and test images.
 
     Args:
         settings: Data set, its folder, and how it is split.
-        image_size: Image folders only: side in pixels of the square to which images are scaled and cropped.
-        progress: Called with (bytes received, total bytes) while an archive is downloaded.
+        image_size: Images are scaled and cropped to a square of this side, in pixels (image folders only).
+        progress: Called with (bytes received, total bytes) while an archive is downloaded; None for no calls.
 
     Raises:
-        ValueError: The settings are invalid (one message lists all problems), or the data are missing, incomplete or
+        ValueError: If the settings are invalid (one message lists all problems), or the data are missing, incomplete or
             damaged (the message names the file, the requirement and the fix).
 
     Example:

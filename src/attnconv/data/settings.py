@@ -11,25 +11,25 @@ CropBorder = Literal["zero", "reflect"]
 
 @dataclass(frozen=True)
 class DataSettings:
-    """Data set of a run and its splits.
+    """Data set and its splits.
 
     Attributes:
         name: Data set: cifar10, cifar100, digits (8 x 8 pixels, no download needed), or folder (image files in one
-            folder per class; `attnconv train` uses the number of these folders as the default of --classes).
+            folder per class; `attnconv train` uses the number of these folders as the default for --classes).
         root: Folder of the data set; not used for digits. For CIFAR, it contains the official archive (.tar.gz), its
-            unpacked files, or parquet files in the layout of the Hugging Face hub. For image folders, it contains
-            train/CLASS/*.png and test/CLASS/*.png, or CLASS/*.png.
+            unpacked files, or Parquet files in the layout of the Hugging Face Hub. For image folders, it contains
+            train/CLASS/*.png and test/CLASS/*.png (or other formats), or CLASS/*.png, of which a fifth are test images.
         validation: Number of training images held out for validation; 0 holds out none. The default is 5000 for
             CIFAR, 200 for digits, and a tenth of the training images for image folders.
         split_seed: Seed of the validation split. It is independent of the training seed, so that runs with different
             seeds use the same split.
         stratify: Hold out the same fraction of every class.
-        limit: Number of training images to use, selected by the split seed. The validation and test images are not
-            affected. The default is all training images.
-        normalisation: CIFAR-10 only: the values by which the channels are divided. measured: the standard deviations of
-            all pixels, 0.2470, 0.2435, 0.2616. paper: per-image standard deviations averaged over images, 0.2023,
-            0.1994, 0.2010. Other data sets always use the standard deviations of all pixels.
-        download: Download CIFAR if the folder does not contain it.
+        limit: Number of training images to use, selected at random with the split seed. The validation and test images
+            are not affected. The default is all training images.
+        normalisation: Values by which the channels of CIFAR-10 are divided, for pixels in [0, 1]. measured: the
+            standard deviations over all pixels (0.2470, 0.2435, 0.2616). paper: per-image standard deviations averaged
+            over images (0.2023, 0.1994, 0.2010). Other data sets always use their measured values.
+        download: Download CIFAR-10 or CIFAR-100 if the folder does not contain it.
     """
 
     ignored: ClassVar[tuple[str, ...]] = ("cache", "image_size", "labels")  # settings of earlier versions
@@ -46,21 +46,21 @@ class DataSettings:
 
 @dataclass(frozen=True)
 class AugmentSettings:
-    """Augmentation of training images. The recipe determines the defaults of most other settings.
+    """Augmentation of training images. The augmentation recipe sets the defaults of most settings in this group.
 
     Attributes:
         recipe: modern: random crops with a reflected border, flips, cutout and colour jitter. none: no augmentation.
             paper: random crops with a black border, and flips.
         padding: Maximum translation of the random crop along each axis, in pixels. The default is an eighth of the
-            shorter side (4 for CIFAR, 1 for digits), or 0 with the recipe "none".
-        border: Values outside the image: reflect, or zero (black, before normalisation). The default is reflect with
-            the recipe "modern", and zero otherwise.
-        flip: Flip images horizontally with probability 1/2. The default is False for greyscale images and
-            with the recipe "none", and True otherwise.
-        cutout: Side in pixels of a random square that is set to the mean colour; 0 turns cutout off. The default is a
-            quarter of the shorter side with the recipe "modern", and 0 otherwise.
-        jitter: Strength of random changes in brightness, contrast and saturation, from 0 to 1. The default is 0.2 for
-            colour images with the recipe "modern", and 0 otherwise.
+            image's shorter side (4 for CIFAR, 1 for digits), or 0 with the augmentation recipe "none".
+        border: Pixels outside the image: reflect (the image reflected at its edges) or zero (black). The default is
+            reflect with the augmentation recipe "modern", and zero otherwise.
+        flip: Flip images horizontally with probability 1/2. The default is False for greyscale images and with the
+            augmentation recipe "none", and True otherwise.
+        cutout: Side in pixels of a randomly placed square that is set to the mean colour; 0 turns cutout off. The
+            default is a quarter of the image's shorter side with the augmentation recipe "modern", and 0 otherwise.
+        jitter: Strength a, from 0 to 1: brightness, contrast and saturation are scaled by random factors from 1 - a to
+            1 + a. The default is 0.2 for colour images with the augmentation recipe "modern", and 0 otherwise.
         mixup: Parameter a of mixup's Beta(a, a) distribution, from 0 to 1; 0 turns mixup off.
         cutmix: Parameter a of CutMix's Beta(a, a) distribution, from 0 to 1; 0 turns CutMix off. If mixup is also on,
             one of the two is chosen at random for each image.

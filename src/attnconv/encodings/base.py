@@ -37,7 +37,7 @@ class Gaussians:
     Attributes:
         centres: Delta, (h, dims), in positions; a parameter of the encoding.
         root_precision: S, (h, dims, dims), in 1 / position; the precision matrix is P = S S^T.
-        spread: The parameter of the encoding to which S is proportional.
+        spread: The parameter of the encoding that determines S; multiplying it by a number multiplies S by this number.
     """
 
     centres: nn.Parameter
@@ -70,15 +70,15 @@ class Gaussians:
 class Encoding(nn.Module, abc.ABC):
     """Base class of positional encodings: attention scores of each head from positions and, optionally, content.
 
-    `plan`, error bounds, pruning, statistics and the explorer support custom encodings: they use only these methods.
+    Plans, error bounds, pruning, statistics and the explorer use only methods of this class and support any subclass.
 
     Args:
         heads: Number of heads h, at least 1.
         dims: Number of axes, 1 to 3.
 
     Attributes:
-        undecayed: Names of parameters excluded from weight decay, such as centres, which need not be small.
-        by_head: Names of parameters and submodules split along axis 0 into one part per head; None if not declared.
+        undecayed: Names of parameters excluded from weight decay, such as centres, which may be far from 0.
+        by_head: Names of parameters and submodules with one part per head along axis 0; None disables `select_heads`.
         reads_content: Whether scores depend on the image's content; if False, they depend only on positions.
     """
 
@@ -97,10 +97,11 @@ class Encoding(nn.Module, abc.ABC):
 
     @abc.abstractmethod
     def terms(self, grid: Grid, x: Float[Tensor, "b *sizes c"]) -> dict[str, Float[Tensor, "#b h n lattice"]]:
-        """Return the terms of the scores at all lattice points; the softmax is applied to their sum.
+        """Return the terms of the attention scores at all lattice points; attention is the softmax of their sum.
 
-        The dictionary has one entry for each term of equations (7) and (8) that the encoding uses, with the name
-        `content-content`, `content-position`, `position-content` or `position-position`.
+        Lattice points are keys and padding (see `attnconv.grid`). The dictionary has one entry for each term of the
+        paper's equations (7) and (8) that the encoding uses. Its keys are among `content-content`, `content-position`,
+        `position-content` and `position-position`.
         """
 
     def gaussians(self) -> Gaussians | None:
@@ -110,7 +111,7 @@ class Encoding(nn.Module, abc.ABC):
     def mass_off(self) -> Float64[Tensor, "h"] | None:
         """Return an upper bound on each head's attention to keys other than the one nearest to its centre.
 
-        The default implementation supports Gaussian heads with diagonal precision matrices; for others it returns None.
+        The default implementation supports Gaussian heads with diagonal precision matrices and returns None for others.
         """
         heads = self.gaussians()
         if heads is None or heads.centres.is_meta or (alpha := heads.alpha) is None:
@@ -119,9 +120,9 @@ class Encoding(nn.Module, abc.ABC):
         return mass_off_nearest(alpha, centres - centres.round())
 
     def hard_shifts(self) -> tuple[tuple[int, ...], ...] | None:
-        """Return the single shift that each head attends to, or None if any head is soft.
+        """Return the single shift (key minus query) that each head attends to, or None if any head is soft.
 
-        A head is hard if `mass_off` is at most the machine epsilon of the parameters' dtype.
+        A head is hard if its `mass_off` is at most the machine epsilon of the parameters' dtype, and soft otherwise.
         """
         heads, mass = self.gaussians(), self.mass_off()
         if heads is None or mass is None or not bool((mass <= torch.finfo(heads.centres.dtype).eps).all()):
@@ -132,7 +133,7 @@ class Encoding(nn.Module, abc.ABC):
 
     @final
     def select_heads(self, heads: Sequence[int]) -> "Encoding":
-        """Return a copy with only the given heads, in the given order; heads may be repeated.
+        """Return a copy of the encoding with only the given heads, in the given order; heads may be repeated.
 
         Args:
             heads: Indices of one or more heads, from 0.
@@ -179,7 +180,7 @@ class SeparableEncoding(Encoding):
 
         Args:
             axis: Index of the axis, from 0 (height in 2-D).
-            shifts: Key minus query along that axis, integer values; one row per query, one column per lattice point.
+            shifts: Key minus query along the axis, as integers; one row per query, one column per key or padding point.
         """
 
     @final
@@ -208,8 +209,8 @@ class JointEncoding(Encoding):
         """Return the score of every shift for each head.
 
         Args:
-            shifts: Key minus query, one integer value per axis in the last dimension, stored as float64 (float32 on
-                MPS), because the softmax depends on small differences of large scores.
+            shifts: Key position minus query position, one integer value per axis in the last dimension. The dtype is
+                float64 (float32 on MPS) because the softmax depends on small differences between large scores.
         """
 
     @final
@@ -256,10 +257,10 @@ def mass_off_nearest(
 def separable_operator(
     grid: Grid, x: Float[Tensor, "b *sizes c"], heads: int, scores: Callable[..., list[Float[Tensor, "h _ _"]]]
 ) -> Kronecker | Toeplitz:
-    """Return the operator for a score that is a sum over axes; `scores` returns (h, queries, lattice) for each axis.
+    """Return the operator for scores that are sums over axes; `scores` returns a tensor (h, queries, lattice) per axis.
 
-    The operator is `Kronecker`, unless one axis is so long that its factor is nearly as large as the matrix. In this
-    case it is `Toeplitz`, and `scores` is called with `table=True` to return (h, 1, shifts) for each axis.
+    The result is a `Kronecker`, unless one axis is so long that its factor is nearly as large as the full attention
+    matrix. The result is then a `Toeplitz`, and `scores` is called with `table=True` to return (h, 1, shifts) per axis.
     """
     largest = max(axis.queries * axis.lattice_size for axis in grid.axes)
     few = heads * largest <= block_sizes.ALL_ROWS or largest <= block_sizes.FACTOR_ENTRIES * grid.query_count

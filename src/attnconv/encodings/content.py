@@ -56,9 +56,9 @@ class SinusoidalPositions(nn.Module):
 
 @final
 class LearnedPositions(nn.Module):
-    """Learned vectors for the positions of an image of the given sizes, interpolated linearly for other image sizes.
+    """Learned vectors, one per position of an image of the given sizes, interpolated linearly for other image sizes.
 
-    They are initialised with standard deviation `std`. Positions outside use the vector of the nearest one inside.
+    Initial entries have standard deviation `std`. A position in the padding uses the nearest vector inside the image.
     """
 
     def __init__(self, channels: int, sizes: tuple[int, ...], *, std: float = 0.02) -> None:
@@ -82,7 +82,7 @@ class Absolute(Encoding):
     Args:
         in_channels: Number of channels of the image and of the position vectors.
         heads, dims: Number of heads and number of axes.
-        positions: Position vectors, a `SinusoidalPositions` or `LearnedPositions` with in_channels channels.
+        positions: Module for position vectors: `SinusoidalPositions` or `LearnedPositions`, with in_channels channels.
         head_channels: Length e of a head's queries and keys; None for in_channels.
 
     Attributes:
@@ -159,19 +159,19 @@ class QuadraticFeatures:
 
 @final
 class Relative(Encoding):
-    """Relative positional encoding of Transformer-XL, equation (8), with any subset of its four terms.
+    """Relative positional encoding of Transformer-XL, equation (8) of the paper, with any subset of its four terms.
 
     Args:
         in_channels: Number of channels of the image.
         heads, dims: Number of heads and number of axes.
         head_channels: Length e of a head's queries and keys; None for in_channels.
-        features: Vectors r_delta; None for sinusoids with in_channels channels, rounded up to a multiple of 2 * dims.
-        terms: Terms of the score; parameters that occur only in other terms are not created.
+        features: Module for r_delta; None for sinusoids of length in_channels, rounded up to a multiple of 2 * dims.
+        terms: Names of the terms to use, as in `Encoding.terms`; parameters of omitted terms are not created.
         scaled: Divide the score by sqrt(e), as in Transformer-XL; equation (8) omits this factor.
 
     Attributes:
         query, key: W_qry and W_key, Linear(in_channels, heads * e) without bias, or None if unused.
-        position_key: W^_key, Linear(D_p, heads * e) without bias, or None if unused.
+        position_key: W^_key, Linear(features.channels, heads * e) without bias, or None if unused.
         content_bias: u, (heads, e), or None if unused.
         position_bias: v, (heads, e), or None if unused.
     """

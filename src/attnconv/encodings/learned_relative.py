@@ -29,11 +29,11 @@ class LearnedRelative(SeparableEncoding):
     Args:
         heads, dims: Number of heads and number of axes.
         channels: Length of the vectors in the tables.
-        max_shift: Largest shift in the tables, in positions; 15 covers the paper's 16 x 16 positions.
+        max_shift: Largest shift in the tables, in positions; 15 covers the paper's 16 x 16. Larger ones are clamped.
 
     Attributes:
-        tables: One table per axis, (2 * max_shift + 1, channels); row max_shift is for shift 0.
-        projections: One Linear(channels, heads) per axis, without bias.
+        tables: One table per axis, (2 * max_shift + 1, channels); row s + max_shift is the vector of shift s.
+        projections: One Linear(channels, heads) per axis, without bias, which maps vectors to scores.
     """
 
     by_head = ("projections",)
@@ -53,18 +53,18 @@ class LearnedRelative(SeparableEncoding):
 
 @final
 class LearnedRelativeContent(Encoding):
-    """Learned relative encoding with content, q.k + q.r, as in section 4.3 of the paper.
+    """Learned relative encoding with content: scores (q . k + q . r) / sqrt(e), as in section 4.3 of the paper.
 
     Args:
         in_channels: Number of channels of the image.
         heads: Number of heads.
         dims: Number of axes; must divide head_channels.
         head_channels: Length e of a head's queries and keys; None for in_channels, rounded up to a multiple of dims.
-        max_shift: Largest shift in the tables, in positions.
+        max_shift: Largest shift in the tables, in positions; shifts beyond it are clamped.
 
     Attributes:
         query, key: Linear(in_channels, heads * e) with bias.
-        tables: One table per axis, (2 * max_shift + 1, e / dims), shared by all heads.
+        tables: One table per axis, (2 * max_shift + 1, e / dims), used by all heads; row s + max_shift is for shift s.
     """
 
     by_head = ("query", "key")

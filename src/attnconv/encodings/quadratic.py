@@ -23,14 +23,14 @@ from attnconv.operators.base import score_dtype
 
 @final
 class Quadratic(SeparableEncoding):
-    """The paper's quadratic encoding: one centre and one spread per head, or one spread per head and axis.
+    """The paper's quadratic encoding: Gaussian attention, with a centre and one or more inverse widths per head.
 
     Args:
         heads, dims: Number of heads and number of axes.
-        diagonal: Use one spread per head and axis instead of one per head.
+        diagonal: Use one inverse width per axis in each head instead of one per head.
         centre_std: Standard deviation of the initial centres, in positions. The paper states a variance of 2; its code
             uses a standard deviation of 2, which is the default here.
-        spread_std: Standard deviation of the initial spreads s, in 1 / position; their mean is 1.
+        spread_std: Standard deviation of the initial spreads s (inverse widths), in 1 / position; their mean is 1.
 
     Attributes:
         centres: Delta, the shift on which each head is centred, (h, dims), in positions.
@@ -69,15 +69,15 @@ class Quadratic(SeparableEncoding):
 
 @final
 class GeneralizedQuadratic(JointEncoding):
-    """The paper's generalised quadratic encoding, with a full covariance matrix per head (appendix E).
+    """The paper's generalised quadratic encoding, with a full covariance matrix per head (Appendix E).
 
-    Normalise the images, because gradients of scores are differences of numbers as large as the mean. In float32, the
-    gradient of `root_precision` can have a relative error of 1e-3 at mean 100 and std 0.3, but only 1e-5 at mean 0.
+    Normalise the images: rounding errors of the gradients grow with the images' mean. In float32, the relative error of
+    `root_precision.grad` can be 1e-3 for images with mean 100 and standard deviation 0.3, but only 1e-5 with mean 0.
 
     Args:
         heads, dims: Number of heads and number of axes.
         centre_std: Standard deviation of the initial centres, in positions.
-        spread_std: Standard deviation of the entries of the initial S, in 1 / position; their mean is the identity.
+        spread_std: Standard deviation of each entry of the initial S, in 1 / position; the mean is the identity matrix.
 
     Attributes:
         centres: Delta, the shift on which each head is centred, (h, dims), in positions.
@@ -112,7 +112,7 @@ class GeneralizedQuadratic(JointEncoding):
 def start_at_neighbours(encoding: Encoding) -> None:
     """Move the centres of Gaussian heads to the shifts nearest to 0 and double the spreads, in place.
 
-    In two dimensions, a head with spread 2 assigns 62 % of its attention to its centre; with spread 1, 16 %.
+    In 2-D, a head with spread (inverse width) 2 gives 62 % of its attention to the key at its centre; with 1, 16 %.
     """
     found = gaussians_of(encoding, "encoding")
     with torch.no_grad():

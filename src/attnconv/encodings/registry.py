@@ -29,7 +29,9 @@ def encoding_named(
     centre_std: float = 2.0,
     spread_std: float = 0.01,
 ) -> "encodings.Encoding":
-    """Create an encoding by name, ignoring arguments that it does not use; the defaults are those of the paper.
+    """Create an encoding by name.
+
+    Arguments that the encoding does not use are ignored; the defaults are those of the paper.
 
     Args:
         name: One of `ENCODING_NAMES`.
@@ -40,7 +42,7 @@ def encoding_named(
         max_shift: Largest shift in the tables of learned relative encodings, in positions.
         positions: Number of positions per axis in the table of a learned absolute encoding.
         centre_std: Standard deviation of the initial centres of quadratic encodings, in positions.
-        spread_std: Standard deviation of the initial spreads of quadratic encodings, in 1 / position.
+        spread_std: Standard deviation of the initial inverse widths s = sqrt(2 alpha) of heads, in 1 / position.
 
     Raises:
         ValueError: If the name is unknown, or an argument is out of range.

@@ -19,10 +19,10 @@ _SCRIPT = '<script type="application/octet-stream" id="attnconv-payload">{}</scr
 
 
 def find_page() -> str:
-    """Return the page's HTML, from the wheel or, in a checkout, from the output of `make page`.
+    """Return the HTML of the explorer page, from the package or, in a clone, from the output of `make page`.
 
     Raises:
-        FileNotFoundError: The page has not been built.
+        FileNotFoundError: If the page has not been built.
     """
     for path in (PACKAGED, BUILT):
         if path.is_file():
@@ -44,25 +44,25 @@ def with_server(page: str, *, images: bool) -> str:
 
 
 def export(payload: bytes, folder: str | Path) -> Path:
-    """Write the page and a payload to a folder, which needs no Python: open it from disk or host it on any web server.
+    """Write the page and a payload to a folder; the page can be opened from disk or hosted, without Python.
 
     Args:
         payload: The bytes returned by `attnconv.explorer.payload`; written to `payload.safetensors`.
-        folder: Created if it does not exist. The two files of an older export are each replaced atomically.
+        folder: Output folder, created if it does not exist. Files of an older export are replaced atomically.
 
     Returns:
-        The path of the page, `index.html`, which contains the payload.
+        The path of the page, `index.html`, which also embeds the payload.
 
     Raises:
-        ValueError: The payload is invalid, or `folder` is a file.
-        FileNotFoundError: The package contains no page.
-        OSError: The files cannot be written.
+        ValueError: If the payload is invalid, or `folder` is a file.
+        FileNotFoundError: If the package contains no page.
+        OSError: If the files cannot be written.
     """
     read_payload(payload)
     page = with_payload(find_page(), payload)
     folder = Path(folder)
     if folder.exists() and not folder.is_dir():
-        raise ValueError(bad("folder", "must be a folder or not exist", f"the file {folder}"))
+        raise ValueError(bad("folder", "must be a folder or must not exist yet", f"the file {folder}"))
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / "payload.safetensors", payload)
     write_atomically(folder / "index.html", page.encode())

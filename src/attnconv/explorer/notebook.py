@@ -43,11 +43,11 @@ class Selection:
     Attributes:
         layer: Index of the layer.
         name: Name of the layer in the model.
-        head: Index of the enlarged head, or of the last one that was enlarged.
-        query: Row and column on the layer's grid of tokens; the nearest stored query if not all queries are stored.
+        head: Index of the enlarged head or, if no head is enlarged, of the last one that was.
+        query: Row and column of the query on the layer's grid, or of the nearest query that is stored.
         image: Index of the image; None for the mean over all images.
         time: Index of the snapshot.
-        part: Scores in the softmax.
+        part: Scores used in the softmax: `both`, or only those that depend on `content` or on `position`.
     """
 
     layer: Index
@@ -61,10 +61,10 @@ class Selection:
 
 @final
 class Explorer:
-    """The page with a payload, displayed when this object is the last value of a cell.
+    """The explorer page with a model's data (the payload), displayed if this object is the last value of a cell.
 
-    While the kernel runs, `selection` and `attention` return what the page shows, and `select` changes it. The page's
-    messages arrive between cells, not while a cell runs. These members and `widget` require the `notebook` extra.
+    While the kernel runs, `selection` and `attention` return what the page shows, and `select` changes it. The user's
+    changes become visible to Python only between cells. These members and `widget` require the `notebook` extra.
 
     Args:
         content: The payload's bytes.
@@ -74,8 +74,8 @@ class Explorer:
         content: The payload's bytes; `export(explorer.content, "folder")` writes them as a page.
 
     Raises:
-        ValueError: The payload is invalid, or `height` is below 200.
-        FileNotFoundError: The package contains no page.
+        ValueError: If the payload is invalid, or `height` is below 200.
+        FileNotFoundError: If the package contains no page.
     """
 
     def __init__(self, content: bytes, *, height: int = HEIGHT) -> None:
@@ -95,10 +95,10 @@ class Explorer:
     def attention(self) -> Float64[Tensor, "height width"]:
         """Return the attention probabilities of the selected head and query over the tokens.
 
-        This is `attention_row` of the selection, averaged over all images if the page shows their mean.
+        The result is `attention_row` for the selection, averaged over all images if the page shows their mean.
 
         Raises:
-            ValueError: Nothing is selected, or the layer does not have the selected part.
+            ValueError: If nothing is selected, or the layer does not have the selected part.
         """
         selection = self.selection
         if selection is None:
@@ -116,16 +116,16 @@ class Explorer:
     ) -> None:
         """Change the page's selection. Indices start at 0; None leaves a value unchanged.
 
-        If the page is not shown yet, the change takes effect when it is. Consecutive calls are combined.
+        If the page is not displayed yet, the change takes effect when it is displayed. Consecutive calls are combined.
 
         Args:
             layer: Index of the layer, or its name in the model. One of its heads is enlarged.
-            head: Index of the head to enlarge, in the selected layer if `layer` is None.
+            head: Index of the head to enlarge, in `layer` or, if that is None, in the selected layer.
             query: Row and column on the layer's grid of tokens. The query is locked until the user unlocks it.
             image: Index of the image.
 
         Raises:
-            TypeError, ValueError: The payload has no such layer, head, query or image.
+            TypeError, ValueError: If the payload has no such layer, head, query or image.
         """
         places: dict[str, Any] = {"layer": layer, "head": head, "query": query, "image": image}
         self._pending = question(self._payload, self.selection, pending=self._pending, **places)
@@ -202,7 +202,7 @@ def explore(
         options: Further arguments of `payload`: `pictures`, `layers`, `grid`, `prefix`, `snapshots`, `budget`.
 
     Returns:
-        An object that notebooks display as the page. Raises the same errors as `payload` and `Explorer`.
+        An object that notebooks display as the page. For errors, see `payload` and `Explorer`.
 
     Example:
         >>> from attnconv import SelfAttention2d
@@ -241,9 +241,9 @@ def attention_of(payload: Payload, selection: Selection) -> Float64[Tensor, "hei
 
 
 def question(payload: Payload, shown: Selection | None, *, pending: Mapping[str, Any], **places: Any) -> dict[str, Any]:
-    """Return the message that requests a selection, given the arguments of `Explorer.select`.
+    """Return the message that asks the page to change its selection, given the arguments of `Explorer.select`.
 
-    It includes the pending request, so that the page only needs the last message.
+    It includes the changes of `pending`, an earlier message, so that the page only needs the last message.
     """
     layer, head, query, image = (places.get(name) for name in ("layer", "head", "query", "image"))
     before = pending.get("layer", 0 if shown is None else shown.layer)

@@ -58,13 +58,13 @@ class PayloadLayer:
 
     Attributes:
         name: Name of the layer in the model.
-        kind: The set of tensors that the layer has; see `attnconv.explorer.payload_layers`.
+        kind: `positions`, `content` or `rows`, which determines the tensors; see `attnconv.explorer.payload_layers`.
         heads: Number of heads.
         sizes: Height and width of the grid of tokens.
-        prefix: Number of tokens before the image's tokens.
-        border: `none`, or the border rule of a layer whose rows are stored.
+        prefix: Number of class tokens and registers before the image's tokens.
+        border: Border rule (such as `zeros`) of a layer of kind `rows`; otherwise, or without padding, `none`.
         encoding: Class name of the encoding, or of the module if it is from a different library.
-        statistics: One list per name under `heads`, and one number per name under `layer`.
+        statistics: Statistics by name: one value per head (under `heads`), or one number (under `layer`).
         window: Height and width of the attention windows, in tokens; None without windows.
         tensors: Tensors by name, without the layer's index.
     """
@@ -84,16 +84,16 @@ class PayloadLayer:
 @final
 @dataclass(frozen=True, eq=False)
 class Payload:
-    """The data that the page shows about a model.
+    """Data about a model, as shown on the page of `attnconv explore`.
 
     Attributes:
         title: Heading.
         library: Version of attnconv that wrote the payload.
-        patch: Height and width of a token in pixels; None if they differ between layers or are not integers.
+        patch: Height and width of a token's patch in pixels; None if they differ between layers or are not integers.
         names: One name per image.
-        times: Names of the snapshots, the current state last.
+        times: Names of the snapshots; the last one is the current state.
         layers: The layers, in the order in which they run.
-        images: (n, height, width, 3) uint8.
+        images: Images shown on the page, (n, height, width, 3) uint8.
     """
 
     title: str
@@ -126,7 +126,7 @@ class _Manifest:
 def example() -> bytes:
     """Return the payload shipped with the package: the model of `attnconv demo` on four images of digits.
 
-    It is written by `attnconv demo`, followed by `attnconv explore --snapshots 12 --export shown`.
+    It was written by `attnconv demo`, followed by `attnconv explore --snapshots 12 --export shown`.
 
     Example:
         >>> read_payload(example()).title
@@ -164,7 +164,7 @@ def read_payload(content: bytes) -> Payload:
         content: The bytes of the file.
 
     Raises:
-        ValueError: The bytes are not a complete safetensors file, or the manifest or a tensor violates the format.
+        ValueError: If the bytes are not a complete safetensors file, or the manifest or a tensor violates the format.
 
     Example:
         >>> [layer.kind for layer in read_payload(example()).layers]
@@ -206,14 +206,14 @@ def attention_row(
         head: Index of the head, from 0.
         query: Flat row-major index of the query's token, from 0.
         image: Index of the image, from 0; ignored for layers of kind `positions`.
-        time: Index of the snapshot, from 0, or from the end if negative; used only for layers of kind `positions`.
+        time: Index of the snapshot, from 0 (-1 for the last one); used only for layers of kind `positions`.
         part: Scores in the softmax: `both`, `content` or `position`. Layers of kind `rows` have only `both`.
 
     Returns:
-        The probabilities. Their sum is 1 (up to float16 rounding for stored rows), or 0 without attention to the image.
+        The probabilities. Their sum is 1 (up to float16 rounding for stored rows), or 0 if all attention is elsewhere.
 
     Raises:
-        ValueError: An index is out of range, the layer does not have this part, or the query is not stored.
+        ValueError: If an index is out of range, the layer does not have this part, or the query is not stored.
 
     Example:
         >>> attention_row(read_payload(example()), layer=0, head=1, query=7).shape

@@ -32,10 +32,10 @@ LOWEST = -60000.0  # the minimum of float16 is -65504; a score this far below th
 
 @torch.no_grad()
 def store_layer(name: str, module: nn.Module, operator: AttentionOperator, *, budget: int) -> PayloadLayer:
-    """Store one layer, without an axis for snapshots, in `budget` bytes per image or as a single row of attention.
+    """Store one layer, without an axis for snapshots, in at most `budget` bytes per image (but at least one row).
 
-    Its statistics describe the storage. `rounding of scores` is half the range of a row's score errors, measured on
-    some queries; probabilities change by at most a factor of exp(2 * rounding). `queries stored` is the number of rows.
+    Two statistics describe the stored data. `rounding of scores`, r, is half the range of a row's score errors, for
+    some queries; probabilities change by at most a factor of exp(2 r). `queries stored` is the number of rows.
     """
     own = module if isinstance(module, SelfAttention) else None
     tokens = operator if isinstance(operator, TokenOperator) else None
@@ -107,8 +107,8 @@ def gaussian_tensors(
 def content_tensors(operator: Content, budget: int) -> tuple[dict[str, Tensor], float] | None:
     """Return queries, keys and position scores in float16, and the largest error of the scores.
 
-    Queries and keys are truncated to fit the budget. Return None if no channel fits, the scores of truncated vectors
-    would have errors above `COARSEST`, or float16 overflows: a few exact rows are better than all rows with errors.
+    Queries and keys are truncated to fit the budget, in bytes. Return None, so that exact rows are stored instead, if
+    no channel fits, if the scores of truncated vectors would have errors above `COARSEST`, or if float16 overflows.
     """
     count = operator.grid.key_count
     queries, keys = (part.float().expand(operator.batch, -1, -1, -1) for part in (operator.queries, operator.keys))
@@ -147,10 +147,10 @@ def balance(
 def shorten(
     queries: Float[Tensor, "b h n e"], keys: Float[Tensor, "b h n e"], channels: int
 ) -> tuple[Float[Tensor, "b h n f"], Float[Tensor, "b h n f"]]:
-    """Reduce the number of channels with the smallest change of the products, up to a constant per query.
+    """Reduce the number of channels such that the products Q K^T change least, up to a constant per query.
 
-    With Q = Q1 R1, K = Q2 R2 (QR) and R1 R2^T = U S V^T, the products are Q1 U S (Q2 V)^T, and the terms with the
-    largest singular values are the best approximation of that rank.
+    With the QR decompositions Q = Q1 R1 and K = Q2 R2, and the SVD R1 R2^T = U S V^T, the products are Q1 U S (Q2 V)^T.
+    The terms with the `channels` largest singular values are their best approximation of this rank.
     """
     left, up = torch.linalg.qr(queries.double())
     right, down = torch.linalg.qr((keys - keys.mean(2, keepdim=True)).double())

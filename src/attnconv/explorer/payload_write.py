@@ -33,7 +33,7 @@ class Pictures:
     """Images as shown on the page.
 
     Attributes:
-        pixels: uint8, channels last. The default is no images, for models whose attention depends on positions only.
+        pixels: Images, (n, height, width, channels) uint8. By default, there are none.
         names: One name per image; if empty, the images are numbered.
     """
 
@@ -44,7 +44,7 @@ class Pictures:
 @final
 @dataclass(frozen=True, eq=False)
 class Snapshot:
-    """The heads of a model at one epoch of its training.
+    """Gaussian heads of a model after an epoch of its training.
 
     Attributes:
         name: Name on the page, such as `epoch 3`.
@@ -68,26 +68,26 @@ def payload(
     prefix: int | None = None,
     budget: int = BUDGET,
 ) -> bytes:
-    """Compute the data that the page shows about a model, as the bytes of a safetensors file.
+    """Compute the data about a model that the explorer page shows, as the bytes of a safetensors file.
 
-    Layers of this library are stored as tables, or as queries and keys if these fit in the budget, possibly with fewer
-    channels and score errors of up to 0.01. For all other attention the probabilities are stored, for all queries or
-    for as many evenly spaced ones as fit; their number is the layer's statistic `queries stored`.
+    Layers of this library are stored as tables of scores if their attention depends only on positions, and otherwise as
+    queries and keys if these fit in the budget; reducing their number of channels may change scores by up to 0.01. For
+    all other layers, probabilities are stored for all queries, or for as many evenly spaced ones as fit.
 
     Args:
         model: Any module with attention. It runs in evaluation mode and without gradients.
         images: Input of the model, (b, c, height, width), not constant; None if attention depends on positions only.
         title: Heading of the page; if empty, the name of the model's class.
-        pictures: The images to show. If None, `images`, each scaled from its minimum (black) to its maximum.
+        pictures: The images to show; None shows `images`, each scaled from its minimum (black) to its maximum (white).
         snapshots: Earlier states of the model, from `snapshots_of`.
         layers: Names of the attention modules to show; None for all.
-        grid: Height and width of the image in tokens, if the model has no attribute for it.
-        prefix: Number of class tokens and registers before the image's tokens, if the model has no attribute for it.
+        grid: Height and width of the image in tokens; None infers them from the model.
+        prefix: Number of class tokens and registers before the image's tokens; None infers it from the model.
         budget: Bytes per image, split equally between layers, for everything except images and position tables.
 
     Raises:
-        ValueError: Attention cannot be read or shown; images are missing, constant or rejected; `pictures` do not fit.
-        TypeError: `images` is not a floating-point tensor, or `budget` is not an integer.
+        ValueError: If attention cannot be shown, images are missing, constant or rejected, or `pictures` do not fit.
+        TypeError: If `images` is not a floating-point tensor, or `budget` is not an integer.
 
     Example:
         >>> from attnconv import SelfAttention2d
@@ -120,10 +120,10 @@ def payload(
 
 
 def snapshots_of(run: RunFolder, count: int = 24) -> tuple[Snapshot, ...]:
-    """Return at most `count` snapshots of a run: the first, the last, and others at increasing intervals.
+    """Return at most `count` snapshots of a run: the first and last epochs, and others at increasing intervals.
 
     Raises:
-        ValueError: `count` is below 1.
+        ValueError: If `count` is below 1.
     """
     count = whole("count", count, 1)
     recorded = {line["epoch"]: line["layers"] for line in run.heads() if line["layers"]}
@@ -232,9 +232,9 @@ def _pictures(pictures: Pictures | None, images: Tensor, layers: Sequence[Payloa
     """Return the images to show, with names; grey placeholders if there are none but layers are stored per image."""
     pixels, names = (pictures_of(images), ()) if pictures is None else (pictures.pixels, pictures.names)
     if len(pixels) not in (0, len(images)):
-        raise ValueError(bad("pictures", f"must contain {len(images)} images, one per input, or none", len(pixels)))
+        raise ValueError(bad("pictures", f"must be empty or contain one image per input ({len(images)})", len(pixels)))
     if names and len(names) != len(pixels):
-        raise ValueError(bad("pictures", f"must have {len(pixels)} names, or none", repr(names)))
+        raise ValueError(bad("pictures", f"must have no names or one per image ({len(pixels)})", repr(names)))
     stored = [
         len(layer.tensors[name]) for layer in layers for name in ("query", "prefix_mass") if name in layer.tensors
     ]

@@ -68,23 +68,25 @@ STATUS: Mapping[type[Exception], int] = {
 def app(
     payload: bytes | None, answer: Callable[[bytes, str], bytes] | None = None, *, port: int, page: str | None = None
 ) -> ASGIApp:
-    """Return the ASGI application.
+    """Return the ASGI application that serves the page and answers uploaded images.
 
     Args:
-        payload: Initial payload of the page; None for a page without a model.
-        answer: Function that maps the bytes and the declared media type of an image file to a new payload. The text
-            of a `ValueError` that it raises is shown to the user. None if uploads are not supported.
-        port: Port of the server, which is part of the accepted host and origin.
+        payload: Payload that the page shows first; None for a page without a model.
+        answer: Function that computes a new payload from the bytes and the declared media type of an image file. The
+            message of a `ValueError` that it raises is shown to the user. None disables uploads.
+        port: Port of the server; requests whose host or origin has a different port are rejected.
         page: HTML of the page; None for the page in the package.
 
     Raises:
-        FileNotFoundError: The package contains no page.
+        FileNotFoundError: If the package contains no page.
     """
     shown = with_server(find_page() if page is None else page, images=answer is not None)
 
     async def current(_: Request) -> Response:
         if payload is None:
-            raise HTTPException(404, "no model is loaded. Open or drop a payload, or run `attnconv explore MODEL`.")
+            raise HTTPException(
+                404, "no model is loaded. Open an exported file in the page, or run `attnconv explore MODEL`."
+            )
         return _pieces(payload)
 
     routes = [
@@ -101,16 +103,16 @@ def listen(port: int) -> socket.socket:
     """Open a listening socket on 127.0.0.1.
 
     Args:
-        port: Port number, or 0 for any free port, whose number is then `getsockname()[1]` of the socket.
+        port: Port number; 0 selects a free port, whose number is `getsockname()[1]` of the socket.
 
     Raises:
-        ValueError: The port number is out of range.
-        OSError: The port is not available.
+        ValueError: If the port number is out of range.
+        OSError: If the port is not available.
     """
     try:
         return socket.create_server((HOST, whole("port", port, 0, 65_535)), backlog=64)  # early clients wait
     except OSError as error:
-        message = bad("port", "must be free", f"{port} ({error.strerror})", "Use a free port, or 0 for any.")
+        message = bad("port", "must be free", f"{port} ({error.strerror})", "Use a free port, or 0 for any free port.")
         raise OSError(error.errno, message) from error
 
 
@@ -184,7 +186,7 @@ def server_for(application: ASGIApp) -> uvicorn.Server:
 class Images:
     """Handler of POST /image with bounded memory and time.
 
-    At most `UPLOADS` requests are open, `PLACES` of them are received, and the model runs on one; the others wait.
+    At most `UPLOADS` requests are open; up to `PLACES` are received at a time, and the model processes one at a time.
     """
 
     def __init__(self, answer: Callable[[bytes, str], bytes] | None) -> None:

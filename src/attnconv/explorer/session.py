@@ -31,8 +31,8 @@ class Session:
     Args:
         model: Any module that `visit_attention` can read.
         sizes: Height and width of the model's input, in pixels.
-        mean: Mean of each channel, for images in [0, 1]; one number for greyscale images, three for RGB.
-        std: Standard deviation of each channel.
+        mean: Mean of each channel, for pixels scaled to [0, 1]; one number for greyscale, three for RGB.
+        std: Standard deviation of each channel, for pixels scaled to [0, 1].
         options: Further arguments of `payload`: `title`, `snapshots`, `layers`, `grid`, `prefix`, `budget`.
 
     Example:
@@ -59,10 +59,10 @@ class Session:
         return payload(self.model, images, pictures=pictures, **self.options)
 
     def answer(self, content: bytes, declared: str) -> bytes:
-        """Compute the payload of one image file with a declared media type, for `app`.
+        """Compute the payload for one image file with the declared media type; pass this method to `app` as `answer`.
 
         Raises:
-            ValueError: The image is rejected (see `read_upload`), or all of its pixels have the same colour.
+            ValueError: If the image is rejected (see `read_upload`), or all of its pixels have the same colour.
         """
         pixels = read_upload(content, declared, self.sizes, channels=len(self.mean))
         return self.payload(pixels[None], ("your image",))
@@ -80,9 +80,10 @@ def read_upload(
         channels: 3 for RGB, 1 for greyscale.
 
     Raises:
-        UnsupportedTypeError: The declared type is not in `TYPES` or not that of the bytes, or the WebP is animated.
-        TooLargeError: The file has over `LARGEST_UPLOAD` bytes, or the image too many pixels in total or per side.
-        PictureError: The image is broken, or has more than 8 bits per channel.
+        UnsupportedTypeError: If the declared type is not in `TYPES` or not that of the file, or a WebP is animated.
+        TooLargeError: If the file has over `LARGEST_UPLOAD` bytes, or the image has too many pixels (in total or per
+            side).
+        PictureError: If the image is broken, or has more than 8 bits per channel.
     """
     wanted = TYPES.get(declared.partition(";")[0].strip().lower())
     if wanted is None:

@@ -14,7 +14,6 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from attnconv._util.errors import bad
 from attnconv.operators.base import full_precision, score_dtype
 
 SOFTMAX = (torch.softmax, F.softmax, Tensor.softmax, torch.special.softmax)
@@ -30,7 +29,7 @@ class UnreadableError(Exception):
 class TokenRows:
     """Attention probabilities between the tokens of one attention call.
 
-    `shape` is (sequences, heads, queries, keys); each window is a sequence. `release` drops `transient` tensors.
+    `shape` is (sequences, heads, queries, keys), one sequence per window. If `transient`, `release` frees tensors.
     """
 
     def __init__(
@@ -45,9 +44,8 @@ class TokenRows:
     ) -> Float[Tensor, "b h r tokens"]:
         """Return the probabilities of queries in sequences (None for all sequences), in float32 or higher precision."""
         if self._compute is None:
-            requirement = "the rows of a model without fused attention must be computed inside `visit`"
-            fix = "Its scores are not kept after the visit. Use visit_attention, or enable the model's fused attention."
-            raise ValueError(bad("operator", requirement, "a call after the visit", fix))
+            fix = "Use visit_attention, or enable the model's fused attention."
+            raise ValueError(f"operator: must be used inside `visit`, not after it, if attention is not fused. {fix}")
         return self._compute(queries, sequences)
 
     def release(self) -> None:
@@ -132,7 +130,7 @@ def _softmax(scores: Tensor) -> Tensor:
 
 @final
 class AttentionCalls(TorchFunctionMode):
-    """Function mode that calls `seen` before each attention call, with a function that reads the call's rows."""
+    """PyTorch function mode that calls `seen` before each attention call, with a function that reads its rows."""
 
     def __init__(self, seen: Callable[[Callable[[], TokenRows]], None]) -> None:
         super().__init__()

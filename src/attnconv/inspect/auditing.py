@@ -34,16 +34,16 @@ class LayerAudit:
     """Audit of one attention layer.
 
     Attributes:
-        name: The module's name. For later calls of the same module, ` (call 2)`, ` (call 3)`, ... is appended.
+        name: The module's name. Later calls of the same module have ` (call 2)`, ` (call 3)`, ... appended.
         kind: Name of the module's class.
-        sizes: Number of key positions per axis, for an image (height, width).
-        queries, query_count: Number of queries sampled in each image, and total number of queries.
+        sizes: Number of key positions along each axis; (height, width) for images.
+        queries, query_count: Number of sampled queries and total number of queries, both per image.
         position_only: Whether the layer is from this library and its attention does not depend on the image.
-        span_residual: Relative norm of the part of 3 x 3 kernels (3 taps per axis) that the layer cannot express with
-            any value weights, away from the border, 0 to 1: 0 if it can express every such convolution. None if the
-            layer is not `position_only` or cannot run on the test grid.
+        span_residual: Relative norm, 0 to 1, of the part of 3 x 3 kernels (3 taps per axis) that the layer cannot
+            express away from the border with any value weights; 0 if it can express every such convolution. None if
+            the layer is not `position_only` or cannot run on a small test image.
         statistics: Statistics of the layer and its heads.
-        span_unknown: Why the residual of a `position_only` layer is unknown; empty for all other layers.
+        span_unknown: Reason why `span_residual` of a `position_only` layer is None; empty for all other layers.
     """
 
     name: str
@@ -70,7 +70,7 @@ class Audit:
     Attributes:
         layers: The layers, in the order in which they run.
         images: Number of images.
-        left_out: Reason why attention could not be read, by module name; empty without `skip_unreadable`.
+        left_out: Reason why the attention of a skipped module cannot be read, by module name; see `skip_unreadable`.
     """
 
     layers: tuple[LayerAudit, ...]
@@ -86,9 +86,9 @@ class Audit:
         return {"images": self.images, "layers": layers, "left_out": dict(self.left_out)}
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return one flat row per head, for `pandas.DataFrame(found.rows())`; statistics of the layer are repeated.
+        """Return one flat dictionary per head, for `pandas.DataFrame`; each includes the statistics of its layer.
 
-        Heads are numbered from 0. Vectors are split: `best_shift_0` is the component along the first axis (rows).
+        Heads are numbered from 0. Vectors are split into components: `best_shift_0` is the row shift, for example.
         """
         rows = []
         for layer in self.layers:
@@ -125,24 +125,24 @@ def audit(
     options: Mapping[str, object] | None = None,
     skip_unreadable: bool = False,
 ) -> Audit:
-    """Measure how convolutional each attention layer of a model is on the given images.
+    """Measure how closely each attention layer of a model resembles a convolution on the given images.
 
     Args:
         model: Any module that `visit_attention` can read. It runs in evaluation mode and without gradients.
         images: Input of the model, normalised as in training: a batch, usually (b, c, height, width), or an iterable
             of batches. All images must have the same size.
-        queries: Maximum number of queries per image, spread evenly. Below about 100, random attention scores higher.
+        queries: Maximum number of queries per image, spread evenly. With fewer than 100, noise increases the scores.
         batch: Batch size, at least 1. `content_share` compares the images of a batch and requires at least 2.
-        grid: Tokens per axis of an image, (height, width), if they cannot be inferred; see `visit_attention`.
-        prefix: Number of tokens before the image's tokens, if it cannot be inferred.
-        layers: Names of the modules to read; None for all.
+        grid: Number of tokens along each axis of an image, (height, width); None infers it (see `visit_attention`).
+        prefix: Number of class tokens and registers before the image's tokens; None infers it.
+        layers: Names of the attention modules to measure; None for all.
         options: Additional keyword arguments for the model's forward pass.
-        skip_unreadable: List attention that cannot be read in `left_out` instead of raising. Ignored with `layers`.
+        skip_unreadable: List unreadable layers in `Audit.left_out` instead of raising an error. Ignored with `layers`.
 
     Raises:
-        TypeError: `images` does not consist of floating-point tensors, or `queries` or `batch` is not an integer.
-        ValueError: There are no images; an image is constant or contains NaN or infinity; image sizes differ; the model
-            rejects the images or `options`; its attention contains NaN, cannot be read, or does not exist.
+        TypeError: If `images` does not consist of floating-point tensors, or `queries` or `batch` is not an integer.
+        ValueError: If there are no images; if an image is constant or not finite; if image sizes differ; if the model
+            rejects the images or `options`, or has no attention; or if attention contains NaN or cannot be read.
 
     Example:
         >>> from attnconv.convert import from_conv

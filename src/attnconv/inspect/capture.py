@@ -62,17 +62,17 @@ def visit_attention(
     Args:
         model: Any module. It runs in evaluation mode and without gradients; its mode is restored.
         images: Input of the model: images, (b, c, height, width), or their tokens, (b, tokens, channels).
-        visit: Called with the name and the operator of each layer, in the order in which the layers run.
-        grid: Tokens per axis of an image, (height, width); required for tokens, otherwise inferred if possible.
-        prefix: Number of class tokens and registers before the image's tokens; inferred if possible. With `grid`, the
-            remaining tokens are assumed to follow the image's tokens.
+        visit: Function that is called with the name and the operator of each layer, in the order in which they run.
+        grid: Tokens along each axis, (height, width); required if `images` are tokens. None infers it if possible.
+        prefix: Number of class tokens and registers before the image's tokens; None infers it if possible. If `grid` is
+            given, all other tokens are assumed to follow the image's tokens.
         layers: Names of the modules to read; None for all. Other modules are ignored.
         options: Additional keyword arguments for the model's forward pass, such as `interpolate_pos_encoding`.
-        unreadable: Called with name and reason if attention cannot be read, instead of raising. Ignored with `layers`.
+        unreadable: Called with a layer's name and the reason if it cannot be read; None raises. Ignored with `layers`.
 
     Raises:
-        TypeError: An argument has the wrong type.
-        ValueError: Attention cannot be read, no attention runs, one of `layers` does not run, or `options` do not fit.
+        TypeError: If an argument has the wrong type.
+        ValueError: If attention cannot be read, no layer runs, one of `layers` does not run, or `options` is rejected.
 
     Example:
         >>> block = nn.TransformerEncoderLayer(8, nhead=2, dim_feedforward=8, batch_first=True)
@@ -105,16 +105,16 @@ def visit_attention(
 def attention_operators(model: nn.Module, images: Tensor) -> dict[str, AttentionOperator]:
     """Return the operators of all attention layers of a model, by layer name, in the order in which the layers run.
 
-    If attention depends on content, operators keep the queries and keys of every image. To process one layer at a time,
-    or models without fused attention, use `visit_attention`. If a layer runs several times, its last operator is kept.
+    If attention depends on content, operators store the queries and keys of every image; to save memory, or for models
+    without fused attention, use `visit_attention`. For a layer that runs several times, the last operator is kept.
 
     Args:
         model: Any module that `visit_attention` can read.
         images: Input of the model, (b, c, height, width).
 
     Raises:
-        TypeError: `model` is not a module, or `images` is not a tensor.
-        ValueError: An attention layer cannot be read, no attention layer runs, or the model does not accept `images`.
+        TypeError: If `model` is not a module, or `images` is not a tensor.
+        ValueError: If an attention layer cannot be read, no attention layer runs, or the model rejects `images`.
 
     Example:
         >>> from attnconv import SelfAttention2d
@@ -174,7 +174,7 @@ def check_images(images: Tensor, *, least: int = 1, before: int = 0, shape: tupl
 
 @contextmanager
 def blaming_images(model: nn.Module, images: Tensor, options: Mapping[str, object] | None = None) -> Iterator[None]:
-    """Attribute errors in a model's forward pass to `images`, or to `options` if the arguments do not match.
+    """Re-raise errors of a model's forward pass as errors about `images`, or `options` if `forward` rejects them.
 
     Errors that this library raises about an argument are not changed.
     """
@@ -330,7 +330,7 @@ class _Visit:
             raise ValueError(bad("layers", requirement, repr(missing), fix))
         if not self.seen and not self.refused:
             fix = "It ran no layer from this library, no attention function of PyTorch and no softmax over keys."
-            raise ValueError(bad("model", "must contain attention", type(model).__name__, fix))
+            raise ValueError(bad("model", "must contain an attention layer", type(model).__name__, fix))
 
 
 def _with_gate(frame: Running, rows: TokenRows) -> TokenRows | None:

@@ -23,12 +23,12 @@ def sample_queries(
 ) -> Int[Tensor, "r"]:
     """Select at most `count` queries, one in each cell of the grid; return their flat indices in ascending order.
 
-    Cells have nearly equal sizes. A regular lattice would sample the same few places of every attention window.
+    Cells have nearly equal sizes. Regular spacing would select the same few positions in every attention window.
 
     Args:
         grid: The grid of queries.
         count: Maximum number of queries, at least 1. If the grid has no more queries than that, all are returned.
-        seed: Seed for the random place of the query in each cell; None selects the middle of each cell.
+        seed: Seed for the random position of the query in each cell; None selects the middle of each cell.
         device: Device of the indices, such as `operator.device`.
 
     Example:
@@ -75,8 +75,8 @@ class QueryMaps:
 
     Attributes:
         name: The layer's name in the model.
-        positions: Row and column of each query on the grid of keys, from 0; fractional if it is between keys.
-        maps: Attention probabilities of the keys, averaged over images, (r, h, rows, columns) float64.
+        positions: Row and column of each query on the grid of keys, from 0; fractional for queries between keys.
+        maps: Attention probabilities over the grid of keys, averaged over images, (r, h, rows, columns) float64.
     """
 
     name: str
@@ -87,7 +87,7 @@ class QueryMaps:
 def mean_query_maps(
     model: nn.Module, images: Tensor, *, places: Sequence[tuple[float, float]], batch_size: int = 10
 ) -> list[QueryMaps]:
-    """Compute attention maps of given queries, averaged over images, for each layer in the order in which layers run.
+    """Compute attention maps of given queries, averaged over images, for each layer in the order of execution.
 
     Args:
         model: Any module that `visit_attention` can read. If a layer runs several times, its last call is used.
@@ -96,10 +96,10 @@ def mean_query_maps(
         batch_size: Number of images per forward pass, at least 1.
 
     Raises:
-        ValueError: There are no images or places, a place is outside the image, or a layer is not two-dimensional.
+        ValueError: If there are no images or places, a place is outside the image, or a layer is not two-dimensional.
     """
     if images.ndim != 4 or not len(images):
-        raise ValueError(bad("images", "must have shape (n, c, height, width), n at least 1", tuple(images.shape)))
+        raise ValueError(bad("images", "must have shape (n, c, height, width) with n >= 1", tuple(images.shape)))
     if not places or not all(0.0 <= part < 1.0 for place in places for part in place):
         raise ValueError(bad("places", "must be a list of pairs (row, column) in [0, 1)", repr(list(places))))
     sums: dict[str, QueryMaps] = {}

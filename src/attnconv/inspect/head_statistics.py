@@ -44,17 +44,17 @@ class LayerStatistics:
     Attributes:
         centre, covariance, distance, entropy, padding_mass: As in `AttentionMoments`, averaged over images.
         content_share: Share of the variance of the probabilities that is due to differences between the images of a
-            batch, (h,), 0 to 1; None if every batch had one image, or all images share their attention.
-        position_share: 1 - content_share, the share that positions explain.
-        constancy: How constant the attention pattern is as the query moves, (h,), 0 to 1; NaN for a head without mass.
+            batch, (h,), 0 to 1; None if every batch had one image, or if attention is independent of it.
+        position_share: 1 - content_share, the share of this variance that positions explain; None if that is None.
+        constancy: How constant attention is as the query moves, (h,), 0 to 1; NaN if no attention is on the image.
         best_shift: Shift (key minus query) with the largest mean attention, (h, dims) int64, in positions.
         shift_mass: Mean attention at the best shift, (h,), 0 to 1.
-        gaussian_overlap: Overlap of the profile with a Gaussian, (h,), 0 to 1; NaN for a head without mass.
-        coverage: Mean attention of distinct heads to the taps of the centred kernel that they could form, 0 to 1.
-        tap_residual: Relative distance of those taps from the span of the heads' profiles, 0 to 1.
-        redundancy: Mean cosine between the profiles of two heads, 0 to 1; 0 for a single head.
-        receptive_field: Root mean square distance from the centre of the mean profile, in positions; NaN without mass.
-        convolution_score: Share of the attention that one tap per head accounts for, 0 (uniform attention) to 1.
+        gaussian_overlap: Overlap of profile and Gaussian, (h,), 0 to 1; NaN if no attention is on the image.
+        coverage: Mean attention of heads to the taps of a centred kernel, 0 to 1; see `grid_coverage`.
+        tap_residual: Distance of these taps from the span of the profiles, 0 to 1; see the function `tap_residual`.
+        redundancy: Mean cosine similarity of profiles over all pairs of heads, 0 to 1; 0 for a single head.
+        receptive_field: RMS distance from the centre of the mean profile, in positions; NaN if all profiles are 0.
+        convolution_score: Share of attention that one tap per head accounts for, rescaled to 0 for uniform attention.
         profile: Mean attention at each shift.
     """
 
@@ -85,8 +85,8 @@ def layer_statistics(operator: AttentionOperator, *, queries: Queries | None = N
         queries: Flat query indices; None for all queries of the grid.
 
     Raises:
-        TypeError: `queries` are not integers.
-        ValueError: `queries` is empty or contains an index outside the grid, or the probabilities are not finite.
+        TypeError: If `queries` contains values that are not integers.
+        ValueError: If `queries` is empty or contains an index outside the grid, or the probabilities are not finite.
 
     Example:
         >>> from attnconv import Grid, Shift
@@ -103,7 +103,7 @@ def layer_statistics(operator: AttentionOperator, *, queries: Queries | None = N
 class RunningStatistics:
     """Statistics of one layer, accumulated over batches of images: `add` one operator per batch, then call `result`.
 
-    All images have equal weight; an operator shared by a batch counts as one image. Moments skip images without mass.
+    All images have equal weight; an operator shared by a batch counts as one image. NaN moments of a head are skipped.
 
     Example:
         >>> from attnconv import Dense, Grid
@@ -152,9 +152,9 @@ class RunningStatistics:
 
 
 def convolution_score(profile: ShiftProfile) -> float:
-    """Compute how convolutional a layer is, from 0 (uniform attention) to 1 (a convolution, one tap per head).
+    """Compute how convolutional a layer is, from 0 (uniform attention) to 1 (a convolution with one tap per head).
 
-    Random attention scores slightly above 0, because each head is assigned a shift at which its noise is large.
+    The score of random attention is above 0 (up to 0.3 on small grids), since heads get the shifts of largest noise.
 
     Args:
         profile: The layer's profile, as returned by `shift_profile`.
@@ -163,7 +163,7 @@ def convolution_score(profile: ShiftProfile) -> float:
         >>> from attnconv import Grid, Shift
         >>> from attnconv.inspect import shift_profile
         >>> copies = shift_profile(Shift(Grid.make((9,)), [(1,), (1,), (1,)], torch.zeros(())))
-        >>> round(convolution_score(copies), 2)  # one tap, and the last position, which attends to itself
+        >>> round(convolution_score(copies), 2)  # masses 1, 1/9 (the last query attends to itself), 0
         0.29
     """
     shares = profile.mass.flatten(1)
@@ -175,10 +175,11 @@ def convolution_score(profile: ShiftProfile) -> float:
 
 
 def grid_coverage(profile: ShiftProfile) -> float:
-    """Compute the mean attention, 0 to 1, of distinct heads to the taps of the centred kernel that they could form.
+    """Compute the mean attention of heads to the taps of a centred kernel, 0 to 1, with a different head for each tap.
 
     With K the largest odd number such that K^dims <= heads, the taps are the K^dims shifts around the centre of the
-    receptive field. If a stride makes that centre ambiguous, the candidate with the largest coverage is used.
+    receptive field. The result is the maximum over all assignments of heads to taps and over all candidates for the
+    centre; with a stride above 1, there may be several (`ShiftProfile.middle`).
 
     Args:
         profile: The layer's profile, as returned by `shift_profile`.
@@ -194,12 +195,12 @@ def grid_coverage(profile: ShiftProfile) -> float:
 
 
 def tap_residual(profile: ShiftProfile) -> float:
-    """Compute the distance of the taps of `grid_coverage` from the span of the heads' profiles, 0 to 1 (Lemma 3).
+    """Compute the distance, 0 to 1, of the taps of `grid_coverage` from the span of the profiles p_h (Lemma 3).
 
         sqrt( mean over taps t of min_a |e_t - sum_h a_h p_h|^2 ),      e_t = 1 at tap t and 0 at other shifts
 
-    The span includes only singular vectors of p whose singular value exceeds that of noise with variance v
-    (`profile.noise`), at most about max_h (sum_delta v_h)^(1/2) + max_delta (sum_h v_h)^(1/2).
+    The span includes only singular vectors of p with singular values above max_h (sum_delta v_h)^(1/2) +
+    max_delta (sum_h v_h)^(1/2), about the largest singular value of noise with the variance v = `profile.noise`.
     """
     _, values, directions = torch.linalg.svd(profile.mass.flatten(1), full_matrices=False)
     noise = profile.noise.flatten(1)
@@ -216,7 +217,7 @@ def kernel_size(heads: int, dims: int) -> int:
 
 
 def assigned_mass(shares: Float64[Tensor, "h s"], heads_per_shift: int) -> float:
-    """Return the largest total mass of heads at one shift each, at most `heads_per_shift` per shift; others add 0."""
+    """Return the largest total mass at one shift per head, with at most `heads_per_shift` heads per shift."""
     repeated = shares.cpu().repeat(1, heads_per_shift)  # `heads_per_shift` columns per shift
     heads, columns = linear_sum_assignment(repeated.numpy(), maximize=True)
     return float(repeated[heads.tolist(), columns.tolist()].sum())
@@ -232,7 +233,7 @@ def _kernels(profile: ShiftProfile) -> tuple[int, list[Int[Tensor, "taps"]]]:
 
 
 def gaussian_overlap(profile: ShiftProfile) -> Float64[Tensor, "h"]:
-    """Compute each head's overlap with a Gaussian, 0 to 1; NaN for a head without mass."""
+    """Compute each head's overlap with a Gaussian, 0 to 1; NaN for a head without attention to the image."""
     shifts = profile.shifts.double()
     weights = _normalised(profile.mass.flatten(1))
     mean = weights @ shifts
@@ -245,20 +246,20 @@ def gaussian_overlap(profile: ShiftProfile) -> Float64[Tensor, "h"]:
 
 
 def redundancy(profile: ShiftProfile) -> float:
-    """Compute the mean cosine between the profiles of two heads, 0 to 1; 0 for one head, or if no head has mass."""
+    """Compute the mean cosine similarity of two heads' profiles, 0 to 1; 0 for one head, or if all profiles are 0."""
     heads, flat = len(profile.mass), profile.mass.flatten(1)
     cosines = profile_cosines(flat, flat).fill_diagonal_(0)
     return float(cosines.sum() / max(1, heads * (heads - 1)))
 
 
 def profile_cosines(one: Float64[Tensor, "h s"], other: Float64[Tensor, "g s"]) -> Float64[Tensor, "h g"]:
-    """Compute <p, p'> / (|p| |p'|) for every pair of profiles; 0 if one of them has no mass."""
+    """Compute <p, p'> / (|p| |p'|) for every pair of profiles; 0 if one of them is 0."""
     tiny = torch.finfo(torch.float64).tiny
     return F.normalize(one, dim=1, eps=tiny) @ F.normalize(other, dim=1, eps=tiny).mT
 
 
 def receptive_field(profile: ShiftProfile) -> float:
-    """Compute the root mean square of |delta - its mean| under the mean profile, in positions; NaN without mass."""
+    """Compute the root mean square of |delta - its mean| under the mean profile, in positions; NaN if that is 0."""
     shifts = profile.shifts.double()
     weights = _normalised(profile.mass.flatten(1).mean(0, keepdim=True))
     off = shifts - weights @ shifts

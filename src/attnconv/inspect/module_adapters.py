@@ -250,7 +250,9 @@ def vit_parts(model: nn.Module) -> VitParts:
     tokens = tuple(inside[name] for name in TOKENS if isinstance(inside.get(name), nn.Parameter))
     prefix = sum(token.shape[1] for token in tokens)
     if not 0 <= positions.shape[1] - grid[0] * grid[1] <= prefix:
-        raise _refusal(model, f"with positions for {grid} patches and at most {prefix} tokens before them")
+        raise _refusal(
+            model, f"with positions for {grid} patches and at most its class tokens and registers ({prefix})"
+        )
     stem = next(name for name, part in model.named_modules() if part is blocks)
     found = tuple(_block(f"{stem}.{name}", block) for name, block in blocks.named_children())
     return VitParts(embedded, patches, positions, tokens, prefix, grid, found)
@@ -261,10 +263,10 @@ def _block(name: str, block: nn.Module) -> VitBlock:
     inner = next((inner for inner in ("attn", "attention", "self_attention") if hasattr(block, inner)), "")
     norm, mlp = _first(block, ("norm1", "layernorm_before", "ln_1")), _first(block, ("mlp", "output"))
     if not inner or norm is None or mlp is None:
-        raise _refusal(block, "with one attention, a norm before it and one mlp per block", name)
+        raise _refusal(block, "with one attention layer, a normalisation layer before it and one MLP per block", name)
     out = _first(mlp, ("fc2", "down_proj", "weights_out", "dense", "3"))
     if not isinstance(out, nn.Linear):
-        raise _refusal(mlp, "with an mlp that ends in the linear layer fc2", name)
+        raise _refusal(mlp, "with an MLP that ends in a linear layer named fc2", name)
     for part in ("ls1", "ls2", "layer_scale1", "layer_scale2"):
         weights = getattr(block, part).parameters() if hasattr(block, part) else ()
         if any(bool((weight != weight.flatten()[0]).any()) for weight in weights):
@@ -279,7 +281,7 @@ def _block(name: str, block: nn.Module) -> VitBlock:
     }
     if more := [term for term, found in terms.items() if found]:
         got = f"{type(attention).__name__} with {', '.join(more)}"
-        raise ValueError(bad(f"model.{name}", "must compute only softmax(s q k^T) v and `proj`", got, FIX_VIT))
+        raise ValueError(bad(f"model.{name}", "must compute only softmax(s q k^T) v and a projection", got, FIX_VIT))
     return VitBlock(name, attention, parts, norm, (parts.out, out))
 
 

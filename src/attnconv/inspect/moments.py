@@ -36,17 +36,17 @@ from attnconv.operators.shift import Shift
 class AttentionMoments:
     """Moments of the heads of one operator, averaged over queries; b is the operator's batch size.
 
-    All values of a head without mass on the image are NaN, except `padding_mass` and `content_share`.
+    If a head does not attend to the image, its values are NaN, except `padding_mass` and `content_share`.
 
     Attributes:
-        centre: Mean centre of mass, key minus query, (b, h, dims) in positions.
-        covariance: Mean covariance of a query's weights, (b, h, dims, dims) in positions squared.
+        centre: Mean shift (key minus query), (b, h, dims) in positions.
+        covariance: Mean covariance of a query's attention over positions, (b, h, dims, dims) in positions squared.
         distance: Mean Euclidean distance between query and key, (b, h) in positions.
-        entropy: Mean entropy, (b, h) in nats.
+        entropy: Mean entropy of a query's attention, (b, h) in nats.
         padding_mass: Mean attention outside the image (zero padding, class tokens) over all queries, (b, h), 0 to 1.
         content_share: Share of the variance of the probabilities that is due to differences between images, (h,), 0 to
-            1: W / (W + B), with W the mean variance over images, and B the mean variance over keys of the average over
-            images, both corrected for the number of images. None if the operator's batch size is 1.
+            1: W / (W + B), with W the mean variance over images, and B the mean variance over keys of the attention
+            averaged over images, both corrected for the number of images. None if the operator's batch size is 1.
     """
 
     centre: Float64[Tensor, "b h dims"]
@@ -61,15 +61,15 @@ class AttentionMoments:
 def attention_moments(operator: AttentionOperator, *, queries: Queries | None = None) -> AttentionMoments:
     """Compute the moments of each head and image, averaged over queries.
 
-    For all queries, `Kronecker` and `Shift` are evaluated axis by axis. For others on large images, sample queries.
+    Without `queries`, `Kronecker` and `Shift` are evaluated axis by axis. Pass a sample for other large operators.
 
     Args:
         operator: The attention probabilities, for example from `layer.operator(x)` or `attention_operators`.
         queries: Flat query indices, for example from `sample_queries`; None for all queries of the grid.
 
     Raises:
-        TypeError: `queries` are not integers.
-        ValueError: `queries` is empty or contains an index outside the grid.
+        TypeError: If `queries` contains values that are not integers.
+        ValueError: If `queries` is empty or contains an index outside the grid.
 
     Example:
         >>> from attnconv import Grid, Kronecker

@@ -41,7 +41,7 @@ class TurnedHeads:
 
 
 def turned_heads(profile: ShiftProfile, *, draws: int = 200, seed: int = 0) -> TurnedHeads:
-    """Compute redundancy and coverage with the axes of each head reflected and, if equally long, permuted at random.
+    """Compute redundancy and coverage after randomly reflecting each head and permuting its axes of equal length.
 
     Args:
         profile: The layer's profile, as returned by `shift_profile`.
@@ -49,7 +49,7 @@ def turned_heads(profile: ShiftProfile, *, draws: int = 200, seed: int = 0) -> T
         seed: Random seed, at least 0.
 
     Raises:
-        ValueError: `draws` or `seed` is too small, or the range of shifts is not symmetric around 0.
+        ValueError: If `draws` or `seed` is too small, or the range of shifts is not symmetric about 0.
 
     Example:
         >>> from attnconv import Grid, Shift
@@ -79,14 +79,14 @@ def turned_at_random(profile: ShiftProfile, generator: torch.Generator) -> Shift
 
 
 def mirror_partners(profile: ShiftProfile, axis: int) -> tuple[Float64[Tensor, "h"], Int[Tensor, "h"]]:
-    """For each head, find the head most similar to its mirror image; return cosines (0 to 1) and indices (from 0).
+    """Find the most similar head to each head's mirror image; return cosine similarities and head indices (from 0).
 
     Args:
         profile: The layer's profile, as returned by `shift_profile`.
         axis: Index of the axis whose shifts are negated: in images, 0 swaps up and down, and 1 swaps left and right.
 
     Raises:
-        ValueError: `axis` is out of range, or the range of shifts is not symmetric around 0.
+        ValueError: If `axis` is out of range, or the range of shifts is not symmetric about 0.
 
     Example:
         >>> from attnconv import Grid, Shift
@@ -107,7 +107,7 @@ def _symmetric_axes(profile: ShiftProfile) -> int:
     """Return the number of axes; raise a `ValueError` unless flipping `mass` negates the shifts."""
     if any(least != -most for least, most in profile.reach):
         fix = "Use a layer with one query per position."
-        raise ValueError(bad("profile", "must have a range of shifts symmetric around 0", list(profile.reach), fix))
+        raise ValueError(bad("profile", "must have a range of shifts symmetric about 0", list(profile.reach), fix))
     return len(profile.reach)
 
 
@@ -117,8 +117,8 @@ class MirrorSymmetry:
     """Left-right and up-down symmetry of heads.
 
     Attributes:
-        left_right, up_down: Mean cosine (0 to 1) between a mirrored head and the most similar head of its layer.
-        chance: 95 % quantile of `left_right - up_down` if the axes are exchanged at random for each head (or pair).
+        left_right, up_down: Mean cosine similarity, 0 to 1, of the heads' mirror images to the most similar heads.
+        chance: 95 % quantile of `left_right - up_down` if the axes of each head or mirrored pair are swapped at random.
     """
 
     left_right: float
@@ -127,13 +127,13 @@ class MirrorSymmetry:
 
 
 def mirror_symmetry(profiles: Sequence[ShiftProfile]) -> MirrorSymmetry:
-    """Measure how symmetric the heads of the given layers are, left-right and up-down.
+    """Measure how closely the set of heads of each layer matches its mirror image, left-right and up-down.
 
     Args:
         profiles: One profile per layer, each with two axes.
 
     Raises:
-        ValueError: There is no profile, or one does not have two axes with ranges of shifts symmetric around 0.
+        ValueError: If there is no profile, one does not have two axes, or a range of shifts is not symmetric about 0.
 
     Example:
         >>> from attnconv import Grid, Shift
@@ -165,8 +165,8 @@ class LayerTrend:
     """Trend of a statistic over layers.
 
     Attributes:
-        rho: Spearman's rank correlation of layer and value, -1 to 1; 0 if all values or all layers are the same.
-        chance: 95 % quantile of `rho` when heads are shuffled over layers.
+        rho: Spearman's rank correlation between layer index and value, -1 to 1; 0 if either is constant.
+        chance: 95 % quantile of `rho` when heads are shuffled across layers.
     """
 
     rho: float

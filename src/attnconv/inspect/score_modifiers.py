@@ -122,7 +122,7 @@ class CallForm:
         given = {**dict(zip(self.names, args, strict=False)), **named}
         x = given.pop(self.names[0], None)
         if self.torch_style and any(given.pop(name, x) is not x for name in ("key", "value")):
-            raise ValueError(bad("key, value", "must be the same tensor as the queries", "different tensors"))
+            raise ValueError(bad("key, value", "must be the same tensor as query", "different tensors"))
         if not isinstance(x, Tensor) or x.dim() != 3:
             raise ValueError(bad(self.names[0], "must be a tensor of tokens with 3 axes", _shape_of(x)))
         if given.pop("is_causal", False):
@@ -144,7 +144,7 @@ class CallForm:
     def _added(self, name: str, mask: Tensor) -> Tensor:
         """Return A with shape (sequences, heads, n, n)."""
         if mask.dim() not in ((2,) if self.torch_style else (2, 3, 4)):
-            raise ValueError(bad(name, "must have 2 to 4 axes (2 for nn.MultiheadAttention)", _shape_of(mask)))
+            raise ValueError(bad(name, f"must have 2{'' if self.torch_style else ' to 4'} axes", _shape_of(mask)))
         if mask.dtype == torch.bool:  # True blocks a key in nn.MultiheadAttention and allows it in all other modules
             blocked = mask if self.torch_style else ~mask
             mask = torch.zeros_like(mask, dtype=torch.get_default_dtype()).masked_fill(blocked, -torch.inf)

@@ -5,14 +5,14 @@ to which delta is available, that is, for which q + delta is a key of the image.
 
     profile    p_h(delta) = mean over q in Q(delta) of A_h[q, q + delta]                     rows are not renormalised
 
-for each delta that, along each axis, is available to at least half as many queries as the most available shift: with
+for each delta that, along each axis, is available to at least half as many queries as any other shift: with
 one query per position, up to half of the axis in each direction. A head that implements a tap has p = 1 at this tap.
 
     constancy  c_h = sum_delta |Q(delta)| p_h(delta)^2 / sum_delta sum_{q in Q(delta)} A_h[q, q + delta]^2
 
 is the share of the squared probabilities that the mean pattern explains. It is 1 only if A_h[q, q + delta] is the same
 for all q, as in a convolution. It uses only queries whose receptive field is centred at least a quarter of each axis
-away from the ends. The shift from a query to that centre is the middle of the keys minus the middle of the queries: 0
+away from the ends. The shift from a query to that centre is the mean key position minus the mean query position: 0
 with one query per position, (K - 1) / 2 for a kernel of K taps without padding.
 """
 
@@ -37,13 +37,13 @@ class ShiftProfile:
     """Mean attention of each head of one layer at each shift.
 
     Attributes:
-        mass: p_h(delta), (h, *shifts) float64, 0 to 1, with one axis per axis of the grid; 0 where Q(delta) is empty.
-        counts: Number of queries in Q(delta), summed over images, (*shifts) int64.
-        noise: Variance of p_h(delta) regarded as a mean over the n queries of one image, s^2 / (n - 1), shaped like
-            `mass`; s^2 is the variance of A_h[q, q + delta] over queries and images.
-        constancy: c_h, (h,) float64, 0 to 1; NaN for a head without mass at the queries that constancy uses.
-        reach: Smallest and largest shift of each axis, in positions.
-        middle: Smallest and largest candidate for the centre of the receptive field, as a shift; a pair for each axis.
+        mass: p_h(delta), (h, *shifts) float64, 0 to 1, with one axis per axis of the grid; 0 where `counts` is 0.
+        counts: Number of queries q with a key at q + delta, added over images, (*shifts) int64.
+        noise: Estimated sampling variance of p_h(delta), shaped like `mass`: s^2 / (n - 1), with s^2 the variance of
+            A_h[q, q + delta] over queries and images, and n the number of these queries in one image.
+        constancy: How constant attention is as the query moves, 0 to 1, (h,) float64; NaN if all attention is 0.
+        reach: Smallest and largest shift in `mass` along each axis, in positions.
+        middle: Smallest and largest possible shift from a query to the centre of its receptive field, for each axis.
         key_count: Number of keys in an image, m.
     """
 
@@ -67,16 +67,16 @@ def shift_profile(operator: AttentionOperator, *, queries: Queries | None = None
 
     Args:
         operator: The attention probabilities.
-        queries: Flat query indices; None for all. Use at least about 100, since a mean over few rows is mostly noise.
+        queries: Flat query indices; None for all. Use at least 100 queries, since means over fewer are mostly noise.
 
     Raises:
-        TypeError: `queries` are not integers.
-        ValueError: `queries` is empty or contains an index outside the grid.
+        TypeError: If `queries` contains values that are not integers.
+        ValueError: If `queries` is empty or contains an index outside the grid.
 
     Example:
         >>> from attnconv import Grid, Shift
         >>> profile = shift_profile(Shift(Grid.make((6,)), [(1,), (-2,)], torch.zeros(())))
-        >>> profile.mass[0].round(decimals=3).tolist()  # shifts -3 .. 3; the last position attends to itself
+        >>> profile.mass[0].round(decimals=3).tolist()  # shifts -3 to 3; the last query attends to itself
         [0.0, 0.0, 0.0, 0.167, 1.0, 0.0, 0.0]
     """
     running = RunningShiftProfile()
@@ -88,7 +88,7 @@ def shift_profile(operator: AttentionOperator, *, queries: Queries | None = None
 class RunningShiftProfile:
     """Profile of one layer, accumulated over batches of images: `add` one operator per batch, then call `result`.
 
-    All images have the same weight; an operator that a whole batch shares counts as one image.
+    All images have equal weight; an operator shared by a batch counts as one image.
     """
 
     def __init__(self) -> None:

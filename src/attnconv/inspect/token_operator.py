@@ -45,9 +45,9 @@ class TokenLayout:
 def window_layout(
     sizes: tuple[int, int], window: tuple[int, int], *, shift: tuple[int, int], pad_first: bool
 ) -> TokenLayout:
-    """Return the layout of images that are shifted cyclically up and left, and split into windows row by row.
+    """Return the layout of images that are shifted cyclically up and left by `shift`, and split into windows.
 
-    The images are padded to a multiple of the window size, before the shift (`pad_first`) or after it.
+    Images are padded to a multiple of the window size, before (`pad_first`) or after the shift. Windows are row-major.
     """
     counts = [math.ceil(size / length) for size, length in zip(sizes, window, strict=True)]
     axes = []  # index of the token at each place of an axis after shift and padding, -1 for padding
@@ -65,14 +65,14 @@ def window_layout(
 class TokenOperator(AttentionOperator):
     """Operator of one attention call in any model, as passed to `visit` by `visit_attention`.
 
-    Rows are computed on demand, in float32 or higher precision; without fused attention, only while `visit` runs.
+    Rows are computed on demand, in float32 or higher precision; for unfused attention, this works only during `visit`.
 
     Args:
         source: Attention between all tokens of the call.
         layout: Positions of these tokens in the image.
 
     Attributes:
-        prefix, suffix, window: Number of tokens before and after the image's, and the window size in tokens or None.
+        prefix, suffix, window: Numbers of tokens before and after the image's tokens; window size in tokens, or None.
 
     Example:
         >>> from attnconv.inspect.attention_calls import product_rows
@@ -98,7 +98,7 @@ class TokenOperator(AttentionOperator):
     def prefix_rows(self, tokens: Int[Tensor, "p"]) -> Float[Tensor, "b h p m"]:
         """Return the attention of class tokens and registers to the image's tokens (flat, row-major).
 
-        `tokens` are indices from 0 to `prefix` - 1 (0 is usually the class token); others raise a `ValueError`.
+        `tokens` are indices from 0 (usually the class token) to `prefix` - 1; other indices raise a `ValueError`.
         """
         indices("tokens", tokens.tolist(), self.prefix)
         return self._source.rows(tokens)[..., self.prefix : self.prefix + self.grid.key_count]
@@ -163,7 +163,7 @@ Hint: TypeAlias = tuple[TokenLayout, set[int]]  # a layout, and the prefixes for
 def layout_of(
     running: Sequence[Running], rows: TokenRows, images: Tensor, grid: tuple[int, ...] | None, prefix: int | None
 ) -> TokenLayout:
-    """Return the layout of a call inside the modules `running`, outermost first, given the user's `grid` and `prefix`.
+    """Return the token layout of a call in the modules `running` (outermost first), given `grid` and `prefix`, if any.
 
     Raise an `UnreadableError` if the positions of the tokens cannot be determined.
     """
@@ -228,7 +228,7 @@ def _user_layout(
     if known:
         return TokenLayout(grid, *known[0])
     raise UnreadableError(
-        f"{grid=} covers all but {others} of its {tokens} tokens; pass prefix=, the number of these {others} tokens "
+        f"{grid=} covers all but {others} of its {tokens} tokens; pass prefix=, the number of those tokens "
         "that come before the image's tokens"
     )
 

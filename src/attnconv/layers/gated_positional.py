@@ -29,14 +29,14 @@ class GatedPositionalAttention(nn.Module):
     """Gated positional self-attention over the tokens of an image, (b, height * width, c) -> (b, height * width, c).
 
     Parameters have the same names as in timm's `GPSA`, so its state dicts can be loaded. As in the ConViT paper, new
-    layers are initialised as convolutions: heads attend to neighbouring positions, and values are the inputs.
+    layers are initialised as convolutions: heads attend to neighbouring positions, and `v` is the identity.
 
     Args:
         channels: Number of input and output channels c.
         heads: Number of heads h; must divide `channels`.
         qkv_bias: Add learned biases to queries, keys and values.
         output_dropout: Dropout probability of the output.
-        locality_strength: Initial sharpness alpha of position scores `-alpha |shift - centre|^2`, in 1 / position^2.
+        locality_strength: Sharpness alpha of initial position scores, `-alpha |shift - centre|^2`, in 1 / position^2.
         device: Device of the parameters.
         dtype: Dtype of the parameters.
 
@@ -44,13 +44,13 @@ class GatedPositionalAttention(nn.Module):
         qk: Linear map to queries and keys, c to 2 c.
         v: Linear map to values, c to c.
         pos_proj: Linear map from (dx, dy, dx^2 + dy^2) to position scores, 3 to h; (dx, dy) is key minus query, in
-            positions. Its bias has no effect, because it adds the same constant to all scores of a row.
-        gating_param: gamma, (h,); sigmoid(gamma) is the weight of the position part.
+            positions. Its bias has no effect, because it adds the same constant to all scores of a query.
+        gating_param: gamma, (h,); sigmoid(gamma) is the weight of position attention.
         proj: Linear map to the output, c to c.
-        scale: Scale of the products of queries and keys, 1 / sqrt(c / h).
+        scale: Factor by which the products of queries and keys are multiplied, 1 / sqrt(c / h).
 
     Raises:
-        ValueError: If an argument is out of range.
+        ValueError: If `heads` does not divide `channels`, or an argument is out of range.
 
     Example:
         >>> layer = GatedPositionalAttention(8, 4)
@@ -95,7 +95,7 @@ class GatedPositionalAttention(nn.Module):
 
     @staticmethod
     def from_timm(module: nn.Module) -> "GatedPositionalAttention":
-        """Convert a `timm.models.convit.GPSA`; the new layer shares its parameters but not its hooks.
+        """Convert a `timm.models.convit.GPSA`; the new layer shares the module's parameters but not its hooks.
 
         Raises:
             TypeError: If the module is not a timm `GPSA`.
@@ -114,9 +114,9 @@ class GatedPositionalAttention(nn.Module):
         return made
 
     def reset_parameters(self) -> None:
-        """Initialise as a convolution: the first k^2 heads, k = floor(sqrt(h)), attend to the shifts of a k x k kernel.
+        """Initialise as a k x k convolution, k = floor(sqrt(h)): each of the first k^2 heads attends to one tap.
 
-        Other heads attend to the position of the query. Values are the inputs, and gates are sigmoid(1).
+        Other heads attend to the query's position. `v` is the identity, and position attention has weight sigmoid(1).
         """
         self.qk.reset_parameters()
         self.proj.reset_parameters()
@@ -135,14 +135,14 @@ class GatedPositionalAttention(nn.Module):
             self.pos_proj.weight.copy_(self.locality_strength * weight)
 
     def forward(self, x: Float[Tensor, "b n c"], sizes: Sequence[int] | None = None) -> Float[Tensor, "b n c"]:
-        """Compute the gated mixture of content and position attention, and project it to the output.
+        """Compute the gated mixture of content and position attention, and apply the output projection.
 
         Args:
             x: Tokens in row-major order, (b, n, c).
             sizes: Height and width of the image in tokens, height * width = n; None for a square image.
 
         Raises:
-            ValueError: If x has the wrong shape, or its number of tokens does not match `sizes` or a square image.
+            ValueError: If `x` has the wrong shape; or n is not height * width, or not a square if `sizes` is None.
         """
         if (node := traced_node(self, x, sizes)) is not None:
             return node
@@ -191,19 +191,14 @@ class GatedPositionalAttention(nn.Module):
 def fuse_convit(model: nn.Module) -> int:
     """Replace each `GPSA` in a timm ConViT with a `GatedPositionalAttention`, in place; return how many were replaced.
 
-    The outputs are the same up to rounding. The parameters remain the same tensors and keep their names.
+    The model's outputs stay the same up to rounding, and its parameters stay the same tensors with the same names.
 
     Args:
         model: A timm ConViT, or any other module that contains `timm.models.convit.GPSA` layers.
 
     Raises:
         TypeError: If `model` is not a module.
-        ValueError: If the model has no such layer, or one with attention dropout. No layer is replaced in this case.
-
-    Example:
-        >>> import timm  # doctest: +SKIP
-        >>> fuse_convit(timm.create_model("convit_tiny"))  # doctest: +SKIP
-        10
+        ValueError: If the model has no such layer, or one uses attention dropout; then no layer is replaced.
     """
     check_module(model)
     places = {name: found for name, found in model.named_modules(remove_duplicate=False) if name and _is_gpsa(found)}

@@ -56,10 +56,10 @@ class GridLayer(nn.Module):
 
     @final
     def grid(self, sizes: Sequence[int], output_size: Sequence[int] | None = None) -> Grid:
-        """Return the grid of this layer for an image of `sizes` per axis; for `output_size`, see `forward`.
+        """Return the layer's grid for an image with `sizes` positions per axis; `output_size` is as in `forward`.
 
         Raises:
-            ValueError: If the window is larger than the padded image, or `output_size` is not possible.
+            ValueError: If the window is larger than the padded image, or the output cannot have size `output_size`.
         """
         if not self.transposed:
             if output_size is not None:

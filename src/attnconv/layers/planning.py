@@ -37,13 +37,13 @@ class PlannedLayer(GridLayer):
     def plan(self, sizes: Sequence[int], *, choose: Literal["auto"] | Plan = "auto") -> Plan:
         """Choose the operator once, for images of about the given size, and return the choice.
 
-        Forward passes, including traced and exported ones, use it until `unplan` is called or a state dict is loaded,
-        even if centres change. Without a plan, the choice reads no parameters, and no sizes if compiled; `plan` reads
-        both. With `auto`, hard heads run as `shift`, small images as `dense` and others as `structured`.
+        Forward passes, including traced and exported ones, use this operator until `unplan` is called or a state dict
+        is loaded, even if centres change. (Without a plan, the operator is chosen at every call, and is never `shift`.)
 
         Args:
             sizes: Image size per axis, in positions.
-            choose: `auto`, `dense`, `structured`, or `shift`.
+            choose: `dense` or `structured`, as in `backend`; `shift`, only for heads with one key per query; or
+                `auto`, for `shift` if all heads have one key per query, otherwise the faster of the other two.
 
         Raises:
             ValueError: If an argument is out of range, a parameter is not finite, or `shift` is chosen for soft heads.

@@ -38,35 +38,35 @@ class SelfAttention(PlannedLayer):
         encoding: An `Encoding`, or the name of one: `quadratic`, `quadratic-generalized`, `learned`, `learned-content`,
             `sinusoidal`, `absolute-sinusoidal`, `absolute-learned`.
         stride: Distance between neighbouring queries, in positions; one number, or one per axis.
-        padding: Padding around the image, in positions: one number, one per axis, or (before, after) per axis.
+        padding: Padding around the grid, in positions: one number, one per axis, or (before, after) per axis.
         dilation: Kernel dilation, one number or one per axis; scales the initial centres of an encoding given by name.
         border: Border rule: `renormalise`, `zero`, `replicate`, `reflect` or `circular`; see `attnconv.grid`.
-        window: Kernel extent per axis, dilation * (kernel_size - 1) + 1; the output size is then that of a convolution.
-            None for a layer without a kernel, with output size ceil(size / stride).
+        window: Kernel extent per axis, dilation * (kernel_size - 1) + 1, in positions; the output then has a
+            convolution's size. None for a layer without a kernel, whose output has ceil(size / stride) positions.
         transposed: Act as a transposed convolution: keys are spaced by `stride`, and `padding` is cropped from the
             output. Requires border `zero` and a window.
         output_padding: Positions added at the end of a transposed layer's output; one number, or one per axis.
         bias: Add a learned bias to the output.
         groups: Number of channel groups, as in a grouped convolution; must divide `in_channels` and `out_channels`.
-        head_channels: Width D_h of factored weights W_h = W_val,h W_out,h; None for merged weights W_h.
-        attention_dropout: Dropout rate of attention probabilities, in [0, 1); if above 0, training uses a dense matrix.
+        head_channels: Value channels D_h per head, for factored weights W_h = W_val,h W_out,h; None for merged weights.
+        attention_dropout: Dropout rate of attention probabilities, in [0, 1); if above 0, training stores all of them.
         backend: `auto` chooses by predicted cost, `reference` computes the softmax of all scores, `structured` uses the
             operator of the encoding, and `dense` stores the matrix of that operator. See also `plan`.
         device: Device of the parameters.
         dtype: Dtype of the parameters.
 
     Attributes:
-        stride, padding, dilation, window, output_padding: The arguments, with one entry per axis.
+        stride, padding, dilation, window, output_padding: The arguments, with one entry per axis, or None (`window`).
         encoding: The encoding, an `nn.Module`.
         weight: Merged weights (heads, in_channels / groups, out_channels); None if factored.
-        value_weight: Factored weights W_val (heads, in_channels, head_channels); None if merged.
+        value_weight: Factored weights W_val (heads, in_channels, head_channels), with one group; None if merged.
         output_weight: Factored weights W_out (heads, head_channels, out_channels); None if merged.
         bias: Bias (out_channels,), or None.
-        called: Name of the layer in a model, used in error messages about its input; set by `recast`.
+        called: Name of the layer in a model, used in error messages about the layer's input; set by `recast`.
 
     Raises:
         TypeError: If `encoding`, `dtype` or a number of channels, heads or groups has the wrong type.
-        ValueError: If an argument is out of range, or `encoding` has a different number of heads or axes.
+        ValueError: If an argument is out of range, or `encoding` differs from the layer in its number of heads or axes.
     """
 
     def __init_subclass__(cls) -> None:
@@ -156,7 +156,7 @@ class SelfAttention(PlannedLayer):
         input: Float[Tensor, "*images"],  # noqa: A002 - named as in nn.Conv*d
         output_size: Sequence[int] | None = None,
     ) -> Float[Tensor, "*outputs"]:
-        """Compute the output, (b, out_channels, *query sizes), by equation (12).
+        """Compute the output, (b, out_channels, *output sizes), by equation (12) of the paper.
 
         Args:
             input: Images, (b, in_channels, *sizes), or a single image, (in_channels, *sizes).
@@ -164,8 +164,8 @@ class SelfAttention(PlannedLayer):
                 the full output shape, as in nn.ConvTranspose2d.
 
         Raises:
-            ValueError: If the input has the wrong shape or an empty axis, or `output_size` is not possible.
-            TypeError: If the input is not a tensor, or its dtype is not that of the layer and autocast is disabled.
+            ValueError: If the input has the wrong shape or an empty axis, or the output cannot have size `output_size`.
+            TypeError: If the input is not a tensor, or its dtype differs from the layer's while autocast is disabled.
         """
         if (node := traced_node(self, input, output_size)) is not None:
             return node

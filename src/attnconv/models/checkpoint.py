@@ -60,8 +60,8 @@ class Checkpoint:
         tensors: State dict of the model, on the CPU.
         settings: Settings of the model.
         classes: Class names in the order of the logits; empty if unknown.
-        mean: Mean of each image channel in the training set, for images in [0, 1]; empty if unknown.
-        std: Standard deviation of each image channel in the training set; empty if unknown.
+        mean: Mean of each image channel in the training set, for pixels in [0, 1]; empty if unknown.
+        std: Standard deviation of each image channel, also for pixels in [0, 1]; empty if unknown.
         extra: User data stored with the weights.
         source: Path of the file.
     """
@@ -127,15 +127,15 @@ def save_weights(
         model: Model built from `settings`, on any device.
         settings: Settings of the model.
         classes: Class names in the order of the logits.
-        mean: Mean of each image channel.
-        std: Standard deviation of each image channel, above 0.
+        mean: Mean of each image channel, for pixels in [0, 1]; empty if unknown.
+        std: Standard deviation of each image channel, for pixels in [0, 1], above 0; empty if unknown.
         extra: User data to store with the weights; values must be encodable as JSON.
 
     Raises:
-        ValueError: The model's tensors do not match the settings or contain NaN or infinity; or the class names or the
-            normalisation do not match the settings.
-        TypeError: `extra` cannot be encoded as JSON.
-        OSError: The file cannot be written.
+        ValueError: If the model's tensors do not match the settings or contain NaN or infinity, or if the class names
+            or the normalisation do not match the settings.
+        TypeError: If `extra` cannot be encoded as JSON.
+        OSError: If the file cannot be written.
     """
     _write(Path(path), weights_bytes(model, settings, About(classes, mean, std), extra))
 
@@ -171,9 +171,9 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
     """Read and validate a checkpoint, without executing code from the file.
 
     Raises:
-        FileNotFoundError: The file does not exist.
-        ValueError: The file is a pickle, not a complete safetensors file, or not a checkpoint of this format version;
-            or its tensors are not finite; or tensors, class names or normalisation do not match its settings.
+        FileNotFoundError: If the file does not exist.
+        ValueError: If the file is a pickle, not a complete safetensors file, or not a checkpoint of this format
+            version; if a tensor is not finite; or if tensors, class names or normalisation do not match the settings.
     """
     return read_weights(Path(path)).checkpoint()
 
@@ -182,12 +182,12 @@ def load_weights(model: nn.Module, checkpoint: Checkpoint) -> None:
     """Load a checkpoint into an existing model, which is unchanged if an error is raised.
 
     Raises:
-        TypeError: `model` is not a module, or `checkpoint` is not a `Checkpoint`.
-        ValueError: The model has lazy layers, its tensor names or shapes differ, or attention would be NaN or infinite.
+        TypeError: If `model` is not a module, or `checkpoint` is not a `Checkpoint`.
+        ValueError: If the model has lazy layers, tensor names or shapes differ, or attention would be NaN or infinite.
     """
     check_module(model)
     if not isinstance(checkpoint, Checkpoint):
-        raise TypeError(bad("checkpoint", "must be returned by read_checkpoint", type(checkpoint).__name__))
+        raise TypeError(bad("checkpoint", "must be a Checkpoint (see read_checkpoint)", type(checkpoint).__name__))
     if any(nn.parameter.is_lazy(tensor) for tensor in model.state_dict().values()):
         fix = "Run the model once on an image to initialise its lazy layers."
         raise ValueError(bad("model", "must have initialised parameters", type(model).__name__, fix))
@@ -230,7 +230,7 @@ def _check_about(settings: ModelSettings | None, about: About, *, origin: str = 
         fine = all(is_real(value) and value > least for value in values)
         if not fine or len(mean) != len(std) or len(values) not in (0, channels):
             above = " above 0" if name == "std" else ""
-            requirement = f"must be {channels} finite numbers{above}, one per image channel"
+            requirement = f"must be finite numbers{above}, one per image channel ({channels})"
             raise ValueError(bad(name, requirement, list(values), origin=origin))
 
 

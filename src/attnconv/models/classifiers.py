@@ -36,13 +36,13 @@ def build(settings: ModelSettings | str, **changes: Any) -> nn.Module:
 
     Args:
         settings: Settings, or the name of a preset.
-        **changes: Settings that override the preset's, such as `classes=100`; only used with the name of a preset.
+        **changes: Settings that override the preset's, such as `classes=100`; ignored if `settings` is not a name.
 
     Returns:
         The model in training mode. It maps images (b, c, height, width) to logits (b, classes).
 
     Raises:
-        ValueError: The preset does not exist, or the settings are invalid.
+        ValueError: If the preset does not exist, or the settings are invalid.
 
     Example:
         >>> sum(parameter.numel() for parameter in build("quadratic-digits").parameters())
@@ -66,7 +66,7 @@ class AttentionClassifier(nn.Module):
         settings: Sizes, encoding, norms and dropout rates.
 
     Raises:
-        ValueError: The settings are invalid; the message lists all problems.
+        ValueError: If the settings are invalid; the message lists all problems.
 
     Example:
         >>> import torch
@@ -144,7 +144,7 @@ class AttentionBlock(nn.Module):
 def space_to_depth(images: Float[Tensor, "b c height width"], side: int) -> Float[Tensor, "b rows columns channels"]:
     """Apply the invertible downsampling of Jacobsen et al. (2018), channels last.
 
-    Channel c * side^2 + i * side + j of a position is channel c of the pixel in row i and column j of its square.
+    Channel c * side^2 + i * side + j of a position is channel c of the pixel in row i and column j of its patch.
     """
     squares = images.unflatten(-1, (-1, side)).unflatten(-3, (-1, side))  # (b, c, rows, side, columns, side)
     return squares.permute(0, 2, 4, 1, 3, 5).flatten(-3)
@@ -176,7 +176,7 @@ class ResNet(nn.Module):
         settings: Width and number of blocks of each stage, image channels and classes.
 
     Raises:
-        ValueError: The settings are invalid; the message lists all problems.
+        ValueError: If the settings are invalid; the message lists all problems.
 
     Example:
         >>> import torch

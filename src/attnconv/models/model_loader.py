@@ -42,8 +42,8 @@ class LoadedModel:
         model: Model in evaluation mode, on the CPU; maps normalised images (b, c, height, width) to logits.
         settings: Settings of a preset or checkpoint; None for other models.
         classes: Class names in the order of the logits; empty if unknown.
-        mean: Mean of each image channel, for images in [0, 1]; empty if unknown.
-        std: Standard deviation of each image channel, for images in [0, 1]; empty if unknown.
+        mean: Mean of each image channel, for pixels in [0, 1]; empty if unknown.
+        std: Standard deviation of each image channel, for pixels in [0, 1]; empty if unknown.
         source: Description of the model's origin, for reports.
     """
 
@@ -61,18 +61,18 @@ def load(
     """Load or build the model that `spec` names.
 
         quadratic                     a preset, with random initial parameters
-        runs/2026-11-21-quadratic     a run folder: its best checkpoint, or else its last or initial one
+        runs/2026-11-21-quadratic     a run folder: its best checkpoint, else the last, else the initial one
         weights.safetensors           a checkpoint, or a network written by `attnconv recast`
         timm:vit_tiny_patch16_224     a timm model
         torchvision:resnet18          a torchvision model
         hf:vit                        a transformers model: a model type, a name on the Hugging Face hub, or a folder
         package.module:function       the return value of a function, which is called without arguments
 
-    Random parameters are sampled with torch's global generator, whose state is unchanged if a checkpoint is read.
+    Random parameters are sampled with torch's global generator; reading weights from a file leaves its state unchanged.
 
     Args:
-        spec: Name of the model in one of the forms above. A `Path` is always a run folder or a checkpoint. Presets have
-            priority over folders of the same name; write `./quadratic` for the folder.
+        spec: Name of the model in one of the forms above. A `Path` is always a run folder or a checkpoint. Presets take
+            precedence over folders of the same name; write `./quadratic` for the folder.
         pretrained: Download pretrained weights for timm, torchvision and transformers models.
         size: Image size (height, width) in pixels for timm and transformers models with a fixed image size, whose
             trained position embeddings are then interpolated. None uses the model's own size.
@@ -80,11 +80,11 @@ def load(
             `ResNetSettings`).
 
     Raises:
-        ValueError: The name is unknown or has none of these forms, the checkpoint is invalid (see `read_checkpoint`),
-            timm cannot build the model for the size, or the function raises an error.
-        FileNotFoundError: The folder or file does not exist, or a run folder has no weights yet.
-        ImportError: The library of the model is not installed, or the module cannot be found.
-        TypeError: The function does not return a `torch.nn.Module`.
+        ValueError: If the name is unknown or has none of these forms, the checkpoint is invalid (see
+            `read_checkpoint`), timm cannot build the model for `size`, or the function raises an error.
+        FileNotFoundError: If the folder or file does not exist, or a run folder has no weights yet.
+        ImportError: If the library that provides the model is not installed, or the module cannot be found.
+        TypeError: If the function does not return a `torch.nn.Module`.
 
     Example:
         >>> load("quadratic-digits").source
@@ -210,7 +210,7 @@ def _import(package: str) -> Any:
         return importlib.import_module(package)
     except ModuleNotFoundError as error:
         raise (missing(error) or error) from error
-    except RuntimeError as error:  # torchvision, which timm imports, was built for another version of torch
+    except RuntimeError as error:  # torchvision, which timm imports, was built for a different version of torch
         fix = "Install matching versions of torch and torchvision."
         raise ImportError(bad(package, "must be importable", str(error), fix)) from error
 

@@ -30,7 +30,7 @@ def parameters(model: ModelSettings | str) -> int:
 
 
 def flops_paper(model: ModelSettings | str) -> int:
-    """Return the FLOPs for one image as counted in the paper: linear maps and convolutions only.
+    """Return the FLOPs for one image, 2 per multiply-add, as counted in the paper: linear maps and convolutions only.
 
     Example:
         >>> flops_paper("quadratic")
@@ -40,7 +40,7 @@ def flops_paper(model: ModelSettings | str) -> int:
 
 
 def flops_all(model: ModelSettings | str) -> int:
-    """Return the FLOPs for one image, including the products of dense attention.
+    """Return the FLOPs for one image, 2 per multiply-add, including the matrix products of dense attention.
 
     Example:
         >>> flops_all("quadratic")

@@ -39,7 +39,7 @@ CATALOGUE: Mapping[str, Preset] = {
         replace(_PAPER, encoding="quadratic-generalized"), "Model of the paper with full-covariance Gaussian heads."
     ),
     "learned": Preset(
-        replace(_PAPER, encoding="learned"), "Model of the paper with a learned relative encoding, without content."
+        replace(_PAPER, encoding="learned"), "Model of the paper with a learned relative encoding that ignores content."
     ),
     "learned-content": Preset(
         replace(_PAPER, encoding="learned-content"),
@@ -53,7 +53,7 @@ CATALOGUE: Mapping[str, Preset] = {
         replace(_SMALL, encoding="quadratic-generalized"), "Small model with full-covariance Gaussian heads."
     ),
     "learned-small": Preset(
-        replace(_SMALL, encoding="learned"), "Small model with a learned relative encoding, without content."
+        replace(_SMALL, encoding="learned"), "Small model with a learned relative encoding that ignores content."
     ),
     "learned-content-small": Preset(
         replace(_SMALL, encoding="learned-content"),

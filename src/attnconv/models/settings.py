@@ -25,24 +25,26 @@ class AttentionSettings:
 
     Attributes:
         encoding: Positional encoding.
-        layers: Number of attention blocks, at least 1.
+        layers: Number of layers, each a block of attention and an MLP; at least 1.
         heads: Number of heads in every layer, or one number per layer, e.g. for a pruned model; each at least 1.
         width: Number of channels of the hidden state.
         mlp_width: Number of hidden channels of each block's MLP.
         downsampling: Side in pixels of the square patch that becomes one position. It must divide the image size.
         dropout: Dropout rate of each residual branch, at least 0 and below 1.
-        attention_dropout: Dropout rate of attention probabilities. A rate above 0 requires dense attention matrices.
+        attention_dropout: Dropout rate of attention probabilities. With a rate above 0, dense matrices are computed.
         norm: Layer normalisation after each residual sum ("post", as in the paper) or before each branch ("pre").
         norm_epsilon: Constant that layer normalisation adds to the variance.
-        head_channels: Number of channels of each head's values, with separate W_val and W_out. By default, these are
-            merged into one matrix.
-        key_channels: Number of channels of each head's queries and keys, for encodings that use them. The default is
-            the width.
+        head_channels: Number of channels of each head's values. By default, the value and output projections of a
+            head are merged into one matrix; this setting makes them separate.
+        key_channels: Number of channels of each head's queries and keys, for encodings that compute queries and keys
+            from content. The default is the width.
         max_shift: Largest shift along each axis in the tables of learned relative encodings, in positions.
-        centres: Initial centres of quadratic heads. near: the shifts nearest to 0, with doubled initial spreads, so
-            that nine heads form a 3 x 3 kernel. normal: normally distributed around the query, as in the paper.
+        centres: Initial centres of quadratic heads. near: the shifts nearest to 0, so that nine heads form a 3 x 3
+            kernel; their initial attention is half as wide as with "normal". normal: normally distributed around the
+            query, as in the paper.
         centre_std: Standard deviation of the initial centres, in positions (centres "normal" only).
-        spread_std: Standard deviation of the initial spreads s = sqrt(2 alpha), in 1 / position; their mean is 1.
+        spread_std: Standard deviation of the initial inverse widths s of quadratic heads, in 1 / position. A head's
+            attention is a Gaussian of standard deviation 1 / s (alpha = s^2 / 2). The mean of s is 1 (with "near": 2).
         image_size: Side of the training images, in pixels. The model also accepts images of other sizes.
         image_channels: Number of image channels.
         classes: Number of classes.
@@ -79,7 +81,7 @@ class AttentionSettings:
         """Yield a problem for each violated rule between fields."""
         per_layer = isinstance(self.heads, tuple) and fine("heads", "layers")
         if per_layer and len(self.heads_per_layer) != self.layers:
-            yield Problem("heads", f"must be one integer, or {self.layers} integers, one per layer")
+            yield Problem("heads", f"must be one integer, or one per layer ({self.layers})")
         if self.centres == "near" and fine("encoding") and not self.encoding.startswith("quadratic"):
             yield Problem("centres", f"must be normal for encoding {self.encoding}, whose heads have no centres")
         if fine("image_size", "downsampling") and self.image_size % self.downsampling:
@@ -116,7 +118,7 @@ class ResNetSettings:
     def conflicts(self, fine: Fine) -> Iterator[Problem]:
         """Yield a problem for each violated rule between fields."""
         if fine("widths", "blocks") and len(self.blocks) != len(self.widths):
-            yield Problem("blocks", f"must be {len(self.widths)} integers, one per width")
+            yield Problem("blocks", f"must be integers, one per width ({len(self.widths)})")
         if sum(self.blocks) > MOST_LAYERS:
             yield Problem("blocks", f"must be at most {MOST_LAYERS} in total")
         if fine():

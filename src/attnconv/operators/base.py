@@ -23,12 +23,12 @@ Factor: TypeAlias = Float[Tensor, "h _ _"]  # for one axis
 
 
 class AttentionOperator(abc.ABC):
-    """Base class of attention operators: `Dense`, `Kronecker`, `Shift`, `Toeplitz` and `Content`.
+    """Base class of operators that apply attention to images: `Dense`, `Kronecker`, `Shift`, `Toeplitz`, `Content`.
 
     Attributes:
         grid: Grid of queries and keys.
         heads: Number of heads h.
-        batch: 1 if all images share the probabilities, otherwise the number of images b.
+        batch: 1 if the probabilities are the same for all images, otherwise the number of images b.
         device: Device of the operator's tensors.
     """
 
@@ -39,11 +39,11 @@ class AttentionOperator(abc.ABC):
 
     @abc.abstractmethod
     def contract(self, x: Images, weight: Weights, groups: int = 1) -> Outputs:
-        """Compute sum_h A_h X W_h, equation (12) without the bias.
+        """Compute sum_h A_h X W_h, (b, *query sizes, d): equation (12) of the paper without the bias.
 
         Args:
             x: Images, channels last, (b, *sizes, c).
-            weight: One matrix per head, (h, i, d) with i = c / groups.
+            weight: One matrix per head, (h, i, d), with i = c / groups and d output channels.
             groups: Number of channel groups, as in a grouped convolution.
         """
 

@@ -38,13 +38,13 @@ ALIGNED = 8  # half-precision kernels require a multiple of this number of chann
 
 @final
 class Content(LatticeOperator):
-    """Attention operator with content-based scores and optional position scores that are a sum over axes.
+    """Attention operator with scores from content and, optionally, position scores that are sums over axes.
 
     Args:
         grid: Grid of queries and keys.
-        queries: Scaled query vectors, (1 or b, h, n, e).
-        keys: Key vectors, (1 or b, h, lattice points, e).
-        biases: Position scores, one tensor (1 or b, h, n, lattice_a) per axis a; empty if there are none.
+        queries: Query vectors, already multiplied by the scale of the scores, (1 or b, h, n, e).
+        keys: Key vectors of the lattice points (keys and padding, see `attnconv.grid`), (1 or b, h, lattice, e).
+        biases: Position scores, one tensor (1 or b, h, n, lattice_a) for each axis a with lattice_a points; or empty.
     """
 
     def __init__(
@@ -95,25 +95,26 @@ def attention_with_relative_bias(
     sizes: tuple[int, int],
     scale: float | None = None,
 ) -> Float[Tensor, "b h n f"]:
-    """Compute attention over an image with learned relative positions, q . (k + r_row + r_column).
+    """Compute attention over an image with learned vectors for relative rows and columns.
 
         softmax_k( scale * q_q . (k_k + row_table[k_1 - q_1] + column_table[k_2 - q_2]) ) v_k
 
     The result is exact and differentiable with respect to all five tensors. Unlike `scaled_dot_product_attention`, this
-    function needs no n x n bias; for the backward pass, it saves the inputs and height + width numbers per query and
-    head. Row 0 of a table with 2 t + 1 rows is for shift -t; shifts beyond the table use its outermost rows.
+    function needs no n x n bias; for the backward pass, it saves only the inputs and, for each query and head,
+    (height + width) numbers. The formula indexes tables by shift: shift s is stored in entry s + t of a table with
+    2 t + 1 entries, and shifts outside [-t, t] are clamped to this range.
 
     Args:
         q: Query vectors of all positions in row-major order, (b, h, n, e).
         k: Key vectors, (b, h, n, e).
-        v: Value vectors, (b, h, n, f), with any length f.
+        v: Value vectors of any length f, (b, h, n, f).
         row_table: Vectors for the row shifts (key minus query), (2 t + 1, e), or separately per head, (h, 2 t + 1, e).
         column_table: Vectors for the column shifts, in the same format; t may differ.
         sizes: Height and width of the image, in positions; height * width = n.
         scale: Factor by which all scores are multiplied; None for 1 / sqrt(e).
 
     Raises:
-        ValueError: If the shapes do not match, or a table has an even number of rows.
+        ValueError: If the shapes do not match, or a table has an even number of entries.
 
     Example:
         >>> import torch
@@ -154,9 +155,10 @@ def attend(
     values: Float[Tensor, "b #h lattice f"],
     biases: Sequence[Float[Tensor, "#b h n _"]],
 ) -> Float[Tensor, "b h n f"]:
-    """Compute softmax(Q K^T + sum_a B_a) V for scaled queries, with fused kernels on CUDA, otherwise in blocks of rows.
+    """Compute softmax(Q K^T + sum_a B_a) V, with fused kernels on CUDA, otherwise in blocks of rows.
 
-    Scores are computed in at least float32; fused kernels multiply in the dtype of the values but sum in float32.
+    Queries must already be scaled; `biases` contains the position scores B_a of each axis a. Scores are computed in at
+    least float32; fused kernels multiply in the dtype of the values but sum in float32.
     """
     exact, fused = score_dtype(values.dtype), values.device.type == "cuda"
     products = values.dtype if fused else exact

@@ -18,8 +18,8 @@ class Dense(AttentionOperator):
     Args:
         grid: Grid of queries and keys.
         probabilities: Probabilities over the image's keys, (1 or b, h, n, m).
-        padding_mass: Attention of each query to padding positions whose value is zero, (1 or b, h, n), or an operator
-            that computes it; None if there is no such padding.
+        padding_mass: Total attention of each query to zero padding, (1 or b, h, n), or an operator that computes it;
+            None if there is no such padding.
 
     Example:
         >>> import torch

@@ -47,8 +47,8 @@ class Kronecker(AttentionOperator):
 
     Args:
         grid: Grid of queries and keys.
-        factors: Probabilities over the image's keys, one tensor (h, n_a, m_a) for each axis a.
-        padding_masses: Probability on lattice points with value zero, one tensor (h, n_a) for each axis a.
+        factors: Key probabilities, one tensor (h, n_a, m_a) for each axis a with n_a queries and m_a keys of the image.
+        padding_masses: Total probability of zero padding along each axis, one tensor (h, n_a) for each axis a.
     """
 
     batch = 1

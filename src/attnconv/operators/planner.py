@@ -53,9 +53,10 @@ def seconds(
     machine: Machine,
     block: int = KRONECKER_BLOCK,
 ) -> dict[Form, float]:
-    """Predict how many seconds each form takes to mix values.
+    """Predict how many seconds each form of an operator (dense or structured) takes to compute a layer's output.
 
-    `channels` is the smaller of a layer's input and output channels, `low` means 16-bit products, `block` is in bytes.
+    `channels` is the smaller of the layer's numbers of input and output channels, `low` selects 16-bit matrix products,
+    `training` adds the backward pass, and `block` is the maximum size of an intermediate tensor, in bytes.
     """
     product, thin = (machine.low_product, machine.low_thin) if low else (machine.product, machine.thin)
     size, queries, keys = 2 if low else 4, grid.query_count, grid.key_count

@@ -32,7 +32,7 @@ class Shift(AttentionOperator):
     Args:
         grid: Grid of queries and keys.
         shifts: Integer shift (key minus query) for each head and axis.
-        anchor: Tensor that determines dtype and device and receives zero gradients, such as the centres.
+        anchor: Tensor whose dtype and device are used and which receives zero gradients, such as the centres.
 
     Example:
         >>> import torch

@@ -50,8 +50,8 @@ class Toeplitz(LatticeOperator):
 
     Args:
         grid: Grid of queries and keys.
-        table: Scores (h, *shifts) in float32 or float64, for the shifts `Axis.all_shifts` along each axis. With
-            float64, differences of large scores are exact enough even for a sharp head centred far from all keys.
+        table: Scores (h, *shifts) in float32 or float64, for the shifts `Axis.all_shifts` along each axis. Use
+            float64 for sharp heads centred far from all keys, whose scores are large and differ little.
         dtype: Dtype of the probabilities; None for that of the table.
     """
 

@@ -43,22 +43,22 @@ def write_paper(
     command: str = "attnconv reproduce",
     notes: Sequence[str] = (),
 ) -> Path:
-    """Write all figures and tables of the paper for which there are runs, and list the missing ones.
+    """Write a page with the paper's figures and tables for which runs exist, and a list of those that are missing.
 
-    Nothing is trained or downloaded. Figures show the first run of a model; accuracies are means over all of its runs.
+    Nothing is trained or downloaded. Figures show the first run of each model; accuracies are means over all its runs.
 
     Args:
         runs: Run folders of each model, one per seed, by model name (one of `ALL_RUNS`).
-        out: Output folder; files with the same names are replaced.
-        command: Command that trains a missing model if ` --only NAME` is appended.
+        out: Output folder; existing files with the same names are overwritten.
+        command: Command shown on the page; it trains a missing model NAME if ` --only NAME` is appended.
         notes: Sentences for the top of the page.
 
     Returns:
         The path of the page, `index.html`.
 
     Raises:
-        ValueError: A model name is unknown, a folder contains no run, or a run has invalid files.
-        OSError: A file cannot be read or written.
+        ValueError: If a model name is unknown, a folder contains no run, or a run has invalid files.
+        OSError: If a file cannot be read or written.
     """
     if unknown := [name for name in runs if name not in ALL_RUNS]:
         raise ValueError(bad("runs", f"keys must be model names ({', '.join(ALL_RUNS)})", ", ".join(unknown)))

@@ -30,7 +30,7 @@ DROPPED = "quadratic-attention-dropout"  # with the attention dropout of the pap
 @final
 @dataclass(frozen=True)
 class PaperModel:
-    """One model of the paper, with the numbers printed there; a dash or None if there are none."""
+    """One model of the paper, with the numbers printed in it; a dash or None stands for a missing number."""
 
     title: str  # of its row in Tables 1 and 4
     accuracy: float | None = None  # on the test images of CIFAR-10, 0 to 1
@@ -85,9 +85,9 @@ class PlannedRun:
 def plan_runs(
     scale: ScaleName, out: str | Path, *, names: Sequence[str] = (), seeds: int = 1, data_root: str = "data"
 ) -> list[PlannedRun]:
-    """List the runs of a reproduction in the folder `out`, ordered by seed; seeds start at 42.
+    """List the runs of a reproduction in the folder `out`, ordered by seed; the first seed is 42.
 
-    `names` are from `ALL_RUNS`; if there are none, `RUNS` is used. The pruned model requires the generalised model.
+    `names` are from `ALL_RUNS`; if empty, all of `RUNS` are planned. The pruned model also adds the generalised model.
     """
     asked = names or RUNS
     wanted = [name for name in ALL_RUNS if name in asked or (name == SOURCE and PRUNED in asked)]
@@ -108,7 +108,7 @@ def folder_name(name: str, seed: int) -> str:
 
 
 def runs_in(out: str | Path) -> dict[str, list[RunFolder]]:
-    """Find the runs of each model in a reproduction, ordered by seed; of several, the one with the most epochs."""
+    """Find the runs of each model in a reproduction, ordered by seed; per seed, only the one with the most epochs."""
     longest: dict[tuple[str, int], tuple[int, RunFolder]] = {}
     for path in sorted((Path(out) / "runs").glob("*/")):
         matched, run = _FOLDER.fullmatch(path.name), RunFolder(path)
@@ -156,11 +156,11 @@ def continued(settings: RunSettings, label: str) -> RunSettings:
 
 @final
 class NothingToPruneError(ValueError):
-    """Error if there is no pruned model to train."""
+    """Error for a reproduction without a pruned model to train."""
 
 
 def pruned_start(planned: PlannedRun, source: RunFolder) -> tuple[RunSettings, Path, str]:
-    """Remove the degenerate heads of a trained model, by the paper's threshold or, failing that, by that of its code.
+    """Remove the degenerate heads of a trained model: those above the paper's threshold or, if none, that of its code.
 
     Return the settings with the remaining heads, the file of pruned weights, and a message. Raise
     `NothingToPruneError` if the source is incomplete, no head is degenerate, or all heads of a layer are degenerate.

@@ -21,10 +21,10 @@ class Curve:
         run: Name of the run.
         split: `train`, `validation` or `test`.
         epochs: Numbers of completed epochs, (n,).
-        accuracy: Share of images classified correctly, 0 to 1, (n,); missing values (None) are omitted from the line.
+        accuracy: Share of correctly classified images, 0 to 1, (n,); values that are None are not drawn.
 
     Raises:
-        ValueError: `split` is unknown, or `epochs` and `accuracy` are empty or have different lengths.
+        ValueError: If `split` is unknown, or `epochs` and `accuracy` are empty or have different lengths.
     """
 
     def __init__(self, run: str, split: str, epochs: Any, accuracy: Any) -> None:
@@ -34,7 +34,7 @@ class Curve:
         if split not in _DASHES:
             raise ValueError(bad("split", f"must be one of {', '.join(_DASHES)}", repr(split)))
         if self.epochs.ndim != 1 or self.epochs.shape != self.accuracy.shape or not len(self.epochs):
-            got = f"{self.epochs.shape} and {self.accuracy.shape}"
+            got = f"shapes {self.epochs.shape} and {self.accuracy.shape}"
             raise ValueError(bad("epochs, accuracy", "must be two non-empty lists of the same length", got))
 
     @property
@@ -53,7 +53,7 @@ def draw_accuracy(curves: Sequence[Curve], *, title: str) -> Figure:
         title: Title of the figure.
 
     Raises:
-        ValueError: `curves` is empty.
+        ValueError: If `curves` is empty.
     """
     if not curves:
         raise ValueError(bad("curves", "must contain at least one curve", "none"))

@@ -45,11 +45,11 @@ class LayerMaps:
 
     Attributes:
         title: Label of the layer's maps, such as `layer 0`.
-        maps: Attention probabilities of the keys in each head, (h, rows, columns).
-        query: Row and column of the query on the grid of keys, from 0.
+        maps: Attention probabilities of the query over all keys, for each head, (h, rows, columns).
+        query: Row and column of the query on the grid of keys, from 0; may be fractional.
 
     Raises:
-        ValueError: `maps` is not three-dimensional, or is empty.
+        ValueError: If `maps` is not three-dimensional, or is empty.
     """
 
     def __init__(self, title: str, maps: Any, query: tuple[float, float]) -> None:
@@ -73,17 +73,17 @@ def draw_attention_maps(
     orders: Sequence[Sequence[int]] | None = None,
     picture: FloatArray | None = None,
 ) -> Figure:
-    """Draw the attention maps of one query.
+    """Draw the attention maps of one query for every head, layer by layer.
 
     Args:
-        layers: Maps of each layer, first layer first; layers may differ in their numbers of heads and positions.
+        layers: Maps of each layer, in order; layers may differ in their numbers of heads and positions.
         title: Title of the figure.
-        zoom: Side of a window around the query, in positions, odd; None shows all. Colours are those of the whole map.
-        orders: Indices of the heads of each layer, in the order of their columns; None sorts by largest probability.
+        zoom: Odd side, in positions, of a window around the query; None for all. Colours are scaled to the whole map.
+        orders: Head indices of each layer in the order to show; None sorts heads by largest probability, descending.
         picture: Image to show above the maps, (height, width, 3) with values in [0, 1]; None for no image.
 
     Raises:
-        ValueError: There is no layer, `zoom` is even or below 1, an order lacks a head, or `picture` is not RGB.
+        ValueError: If there is no layer, `zoom` is even or not positive, `orders` is invalid, or `picture` is not RGB.
     """
     if not layers:
         raise ValueError(bad("layers", "must contain the maps of at least one layer", "none"))

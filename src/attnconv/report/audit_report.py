@@ -61,7 +61,7 @@ _NOTE = (
 )
 _SCORE_TEXT = (
     "The convolution score is the share of the attention that a convolution with one tap per head accounts for, "
-    "corrected for chance: 1 for a convolution, 0 for uniform attention, and slightly above 0 for random attention. "
+    "rescaled to 1 for a convolution and 0 for uniform attention; random attention on large grids is slightly above 0. "
     "Heads with the same Gaussian around every query form a blurred convolution: low score, constancy near 1."
 )
 _LAYER_TEXT = (
@@ -98,14 +98,14 @@ def write_audit(
         title: Title of the page, such as the name of the model.
         about: One sentence about the model and the images.
         command: The command line that ran the audit; empty if there was none.
-        notes: Remarks for the top of the page; skipped layers are added to them.
+        notes: Remarks for the top of the page, where skipped layers are also listed.
         publication: Also write the figures as PDF, omit their titles, and keep the text in SVG files editable.
 
     Returns:
         The path of the page, `index.html`.
 
     Raises:
-        OSError: The files cannot be written.
+        OSError: If the files cannot be written.
 
     Example:
         >>> import tempfile
@@ -237,7 +237,7 @@ def draw_scores(names: Sequence[str], scores: Sequence[float], *, title: str) ->
         title: Title of the figure.
 
     Raises:
-        ValueError: There is no layer, or the number of scores differs from the number of names.
+        ValueError: If there is no layer, or the number of scores differs from the number of names.
     """
     if not names or len(names) != len(scores):
         raise ValueError(bad("scores", f"must contain one score per name ({len(names)}), at least one", len(scores)))
@@ -262,14 +262,14 @@ def draw_scores(names: Sequence[str], scores: Sequence[float], *, title: str) ->
 def draw_profiles(layer: LayerAudit, *, title: str) -> Figure:
     """Draw the mean attention of each head at the shifts around the query, with the heads sorted by largest value.
 
-    Panels show 7 shifts per axis, or more if that is needed to include all best shifts, up to 15.
+    Panels show 7 shifts per axis, or up to 15 if the best shifts of all heads require more.
 
     Args:
         layer: A layer with one or two axes.
         title: Title of the figure.
 
     Raises:
-        ValueError: The layer has three axes.
+        ValueError: If the layer has more than two axes.
     """
     profile = layer.statistics.profile
     if len(profile.reach) > 2:
@@ -298,7 +298,7 @@ def draw_profiles(layer: LayerAudit, *, title: str) -> Figure:
             axes.add_patch(Rectangle(corner, 0.72, 0.72, fill=False, edgecolor=colour_of(1), linewidth=1.3))
         axes.spines[:].set_linewidth(0.6)
         axes.set_title(f"head {head}", size=8.0, pad=2.5)
-        axes.set_xlabel(f"{mass[head]:.3g} {where}", size=7.0, color=FAINT, labelpad=1.5)
+        axes.set_xlabel(f"{mass[head]:#.3g} {where}", size=7.0, color=FAINT, labelpad=1.5)
         axes.set(xlim=(left - 0.5, right + 0.5), ylim=(bottom + 0.5, top - 0.5))
         axes.set(xticks=sorted({left, 0, right}), yticks=sorted({top, 0, bottom}))
         axes.tick_params(labelsize=6.5, length=2.0, pad=1.5, labelleft=place % columns == 0)

@@ -105,7 +105,7 @@ def _letters() -> frozenset[int]:
 class PanelGrid:
     """A figure with a grid of cells, a title, and a note in small print at the bottom; lengths are in inches.
 
-    `gap` is the space between columns and between rows; `left`, `above` and `below` are the spaces for outer labels.
+    `gap` is the space between columns and between rows; `left`, `above` and `below` are margins for labels.
     """
 
     def __init__(
@@ -161,7 +161,7 @@ def save(figure: Figure, stem: Path, *, publication: bool = False) -> tuple[Path
 
     Args:
         figure: The figure.
-        stem: Path of the files without the suffix; dots in its name are kept.
+        stem: Path of the files without suffix; a dot in its name does not start a suffix.
         publication: Also write `stem.pdf`, remove the title, crop the margins, and keep text in the SVG editable.
 
     Returns:

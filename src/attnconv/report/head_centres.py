@@ -34,15 +34,15 @@ _NOTE = (
 class HeadGaussians:
     """Heads of one layer as Gaussians over the shift delta = key - query.
 
-    The probabilities of a quadratic head are a Gaussian with centre Delta and covariance Sigma, sampled at the
-    positions and renormalised (equation 18: Sigma = I / (2 alpha); equation 19: any Sigma).
+    The attention of a quadratic head is a Gaussian with centre Delta and covariance Sigma, evaluated at the positions
+    and renormalised (Sigma = I / (2 alpha) in equation 18 of the paper, any covariance in equation 19).
 
     Attributes:
-        centres: Row shift and column shift of each head, in positions, (h, 2); None in a list becomes NaN.
+        centres: Row shift and column shift of each head, in positions, (h, 2); lists may contain None for NaN.
         covariances: Covariance of each head, in positions squared, (h, 2, 2); infinite for uniform attention.
 
     Raises:
-        ValueError: The shapes are not (h, 2) and (h, 2, 2).
+        ValueError: If the shapes are not (h, 2) and (h, 2, 2).
 
     Example:
         >>> heads = HeadGaussians([[0, 1]], [[[0.5, 0], [0, 0.5]]])
@@ -61,15 +61,15 @@ class HeadGaussians:
 
 
 def draw_centres(layers: Sequence[HeadGaussians], *, title: str, sizes: tuple[int, int] = (16, 16)) -> Figure:
-    """Draw the head centres of each layer with 50 % and 90 % contours.
+    """Draw the head centres of each layer, with contours that enclose 50 % and 90 % of each Gaussian.
 
     Args:
-        layers: Heads of each layer, first layer first; layers may have different numbers of heads.
+        layers: Heads of each layer, in order; layers may have different numbers of heads.
         title: Title of the figure.
         sizes: Rows and columns of positions in the image, which limit the shifts shown; 16 x 16 in the paper.
 
     Raises:
-        ValueError: `layers` is empty.
+        ValueError: If `layers` is empty.
     """
     if not layers:
         raise ValueError(bad("layers", "must contain the heads of at least one layer", "none"))
@@ -79,7 +79,7 @@ def draw_centres(layers: Sequence[HeadGaussians], *, title: str, sizes: tuple[in
 def draw_centres_over_training(
     history: Sequence[tuple[int, HeadGaussians]], *, title: str, sizes: tuple[int, int] = (16, 16)
 ) -> Figure:
-    """Draw the head centres of one layer with 50 % and 90 % contours at up to six epochs, all at the same scale.
+    """Draw one layer's head centres with 50 % and 90 % contours at up to six epochs, all at the same scale.
 
     Args:
         history: Pairs (number of completed epochs, heads of the layer) in increasing order; 0 is the initialisation.
@@ -87,7 +87,7 @@ def draw_centres_over_training(
         sizes: Rows and columns of positions in the image, which limit the shifts shown; 16 x 16 in the paper.
 
     Raises:
-        ValueError: `history` is empty, or its epochs do not increase.
+        ValueError: If `history` is empty, or its epochs do not increase.
     """
     epochs = [epoch for epoch, _ in history]
     if not epochs or any(a >= b for a, b in pairwise(epochs)):
@@ -187,9 +187,9 @@ def contour(covariance: FloatArray, mass: float, *, longest: float = math.inf) -
 
 
 def why_hidden(centre: FloatArray, covariance: FloatArray, view: float, sizes: tuple[int, int]) -> str:
-    """Return why a panel over [-view, view]^2 cannot show a head completely; empty if it can.
+    """Return the reason why a panel over [-view, view]^2 cannot show a head completely; empty if it can.
 
-    Whether a head is nearly uniform is tested for a query in the middle of a grid of `sizes` positions.
+    A head that is nearly uniform, for a query in the middle of a grid of `sizes` positions, cannot be shown.
     """
     if not np.isfinite(centre).all() or np.isnan(np.diagonal(covariance)).any():
         return _BROKEN
@@ -208,9 +208,9 @@ def why_hidden(centre: FloatArray, covariance: FloatArray, view: float, sizes: t
 
 
 def choose_view(layers: Collection[HeadGaussians], *, limit: float) -> float:
-    """Return half the side of a square panel for the heads of all layers, in positions; edges are between positions.
+    """Return half the side, in positions, of a square panel that fits the heads of all layers.
 
-    Up to `limit`, it contains 97 % of the centres, the 50 % contours of 3/4 of the heads, and at least 5 x 5 positions.
+    It contains 5 x 5 positions or more and, up to `limit`, 97 % of the centres and 3/4 of the heads' 50 % contours.
     """
     centres = np.concatenate([heads.centres for heads in layers])
     covariances = np.concatenate([heads.covariances for heads in layers])

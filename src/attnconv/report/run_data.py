@@ -39,9 +39,9 @@ _loaded = lru_cache(maxsize=1)(load_data)  # the runs of a reproduction share th
 @final
 @dataclass(frozen=True)
 class RunData:
-    """Data of a run, computed on demand; statistics of heads are over all queries of its `images`, and are cached.
+    """Data of a run, computed on demand and cached; head statistics include all queries of its `images`.
 
-    `name` is the name of the folder or, in a reproduction, of the model (one of `ALL_RUNS`). Nothing is downloaded.
+    `name` is that of the run folder or, in a reproduction, of the model (from `ALL_RUNS`). Nothing is downloaded.
     """
 
     name: str
@@ -74,9 +74,9 @@ class RunData:
         return self.folder.result() or {}
 
     def score(self, state: str) -> float | None:
-        """Return the test accuracy (0 to 1) of the weights `start`, `last` or `best`; None if it was not measured.
+        """Return the test accuracy (0 to 1) of the weights `start`, `last`, `best` or `chosen`; None if not measured.
 
-        The state `chosen` means `best` if an epoch was chosen on validation images, otherwise `last`.
+        `chosen` stands for `best` if the best epoch was selected on validation images, and for `last` otherwise.
         """
         if state == "chosen":
             return self.score("best" if self.result.get("best") else "last")

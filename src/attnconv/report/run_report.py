@@ -39,8 +39,8 @@ def write_report(run_dir: str | Path, out_dir: str | Path | None = None, *, publ
         The path of the page, `index.html`.
 
     Raises:
-        ValueError: The folder contains no run, no epoch is complete, or a file is invalid.
-        OSError: The report cannot be written.
+        ValueError: If the folder contains no run, no epoch is complete, or a file is invalid.
+        OSError: If the report cannot be written.
     """
     folder = RunFolder(Path(run_dir))
     run = RunData(folder.path.resolve().name, folder)  # resolved, so that the path `.` has a name

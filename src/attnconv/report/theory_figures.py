@@ -46,16 +46,16 @@ _NOTE = (
 
 @house_style()
 def draw_mixture(maps: Any, query: tuple[int, int], *, centres: Sequence[tuple[float, float]], title: str) -> Figure:
-    """Draw the output at one query as a sum over heads.
+    """Draw a diagram of the layer's output at one query as a sum over heads, with the attention map of each head.
 
     Args:
-        maps: Attention probabilities of the keys in each of 1 to 9 heads, for the query, (h, rows, columns).
+        maps: Attention probabilities of the query over all keys, for each of 1 to 9 heads, (h, rows, columns).
         query: Row and column of the query, from 0.
         centres: Centre Delta of each head, (row shift, column shift) in positions.
         title: Title of the figure.
 
     Raises:
-        ValueError: There are no heads or more than nine, or the number of centres differs from the number of heads.
+        ValueError: If there are no heads or more than nine, or the number of centres differs from the number of heads.
     """
     heads = np.asarray(maps, dtype=np.float64)
     if heads.ndim != 3 or not 1 <= len(heads) <= 9:
@@ -111,9 +111,9 @@ def _draw_image(axes: Axes, shares: FloatArray, query: tuple[int, int]) -> None:
 
 @house_style()
 def draw_factorisation(factorisation: Factorisation, *, title: str) -> Figure:
-    """Draw E_q = Phi A_q for one query, and the difference between the two sides.
+    """Draw E_q, Phi and A_q of the approximation E_q ~ Phi A_q for one query, and the difference E_q - Phi A_q.
 
-    Colours end at 1 for E_q, at -1 and 1 or beyond for the difference, and at the largest entry for Phi and A_q.
+    The colour scale of E_q ends at 1; that of Phi covers its entries, and that of the difference at least -1 to 1.
 
     Args:
         factorisation: Result of `attnconv.theory.factorise`.

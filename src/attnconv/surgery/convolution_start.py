@@ -50,8 +50,8 @@ class LayerStart:
             and the filters stored in the layer. This error is caused by attention.
         filter_error: `|stored - given| / |given|` of the filters, nonzero if the rank of the given filters is too high
             for the heads; 0 if `values` is not a tensor.
-        given_error: Like `error`, but for the given filters: caused by attention, by the rank limit, and by projecting
-            out the subspace of the positional vectors. Equal to `error` if `values` is not a tensor.
+        given_error: Like `error`, but for the given filters; also caused by the rank limit and by projecting out the
+            subspace of the positional vectors. Equal to `error` if `values` is not a tensor.
     """
 
     attention: str
@@ -67,7 +67,7 @@ def check_filters(filters: Tensor, channels: int, heads: int) -> int:
     """Return the kernel size of given filters; raise a `ValueError` if they do not match the model."""
     size = filters.shape[-1] if filters.dim() == 4 else 0
     if filters.shape != (channels, channels, size, size) or not 0 < size**2 <= heads:
-        requirement = f"must be ({channels}, {channels}, K, K), with odd K and at most {heads} taps, one per head"
+        requirement = f"must have shape ({channels}, {channels}, K, K), K odd, with at most {heads} taps (= heads)"
         raise ValueError(bad("values", requirement, tuple(filters.shape)))
     if filters.is_meta or filters.dtype not in FLOATING or not bool(filters.to_dense().isfinite().all()):
         got = f"{filters.dtype} on {filters.device}, or NaN or infinite values"

@@ -163,20 +163,20 @@ def mean_maps(tokens: LayerTokens, shifts: Taps, size: int) -> tuple[Float[Tenso
 
 @final
 class ConvolvedAttention(nn.Module):
-    """Attention module with some heads replaced with depthwise kernels; created by `replace_heads`.
+    """Attention module in which depthwise kernels replace some heads; created by `replace_heads`.
 
-    It has the same forward signature as the module that it replaces. Heads that still attend come before the replaced
-    heads, also in the columns of `proj`.
+    It has the same forward signature as the module that it replaces. The remaining attention heads come first, then the
+    replaced heads; the columns of `proj` are in the same order.
 
     Args:
-        tokens: The module to replace and its inputs. Weights are copied.
+        tokens: The attention module to replace, with its recorded inputs. Its weights are copied.
         mixing: Fitted coefficients of all heads of the module.
         heads: Indices of the heads to replace, from 0.
 
     Attributes:
-        kernel: Parameter with the kernel of each replaced head, (h, K, K).
-        rest: Parameter with the weight of the image's mean value in each replaced head, (h,).
-        prefix: Parameter with the weights of class tokens and registers in each replaced head, (h, p).
+        kernel: Parameter with the K x K kernels of the h replaced heads, (h, K, K).
+        rest: Parameter with each replaced head's weight for the mean of its values over all image tokens, (h,).
+        prefix: Parameter with each replaced head's weights for the values of p class tokens and registers, (h, p).
     """
 
     @torch.enable_grad()  # slices must keep `requires_grad`, which the new parameters copy
@@ -222,17 +222,17 @@ class ConvolvedAttention(nn.Module):
         self.train(tokens.attention.training)
 
     def forward(self, *args: Any, **named: Any) -> Tensor | tuple[Tensor, None]:
-        """Return tokens (b, tokens, channels), with the arguments and return type of the replaced module.
+        """Compute the output tokens, (b, tokens, channels); arguments and return type are those of the replaced module.
 
         Raises:
-            ValueError: A mask is given but heads were replaced without one, or the number of tokens is wrong.
+            ValueError: If a mask is given although heads were replaced without one, or the number of tokens is wrong.
         """
         x, terms = self.call.read(args, named)
         before, (height, width) = self.prefix.shape[1], self.grid
         if terms.added is not None and not self.added:
-            raise ValueError(bad("attn_mask", "must be None, since heads were replaced without a mask", "a mask"))
+            raise ValueError(bad("attn_mask", "must be None, because heads were replaced without a mask", "a mask"))
         if x.shape[1] != before + height * width:
-            requirement = f"must be {before} class tokens or registers and {height} x {width} image tokens"
+            requirement = f"must be {before} (class tokens and registers) + {height} x {width} (image)"
             raise ValueError(bad("tokens", requirement, x.shape[1], "Replace heads at the image size of the model."))
         inner = len(self.attending) * self.head_dim
         query, key, value, mixed = self.qkv(x).split((inner, inner, inner, len(self.convolved) * self.head_dim), -1)

@@ -35,11 +35,11 @@ def degenerate_heads(attention: SelfAttention | Encoding, criterion: Criterion =
 
     Args:
         attention: A layer with a `Quadratic` or `GeneralizedQuadratic` encoding, or the encoding itself.
-        criterion: A Gaussian is a stripe if its condition number exceeds 1e5 (`paper`) or 1e3 (`code`, as in the
-            authors' code), and constant if its precision has no eigenvalue of at least 1e-5 / position^2.
+        criterion: A Gaussian is a stripe if its precision matrix has a condition number above 1e5 (`paper`) or 1e3
+            (`code`, as in the authors' code), and constant if all eigenvalues are below 1e-5 / position^2.
 
     Raises:
-        ValueError: `criterion` is unknown, the encoding has no Gaussians, or its parameters are not finite.
+        ValueError: If `criterion` is unknown, the encoding has no Gaussians, or its parameters are not finite.
 
     Example:
         >>> from attnconv import GeneralizedQuadratic
@@ -61,8 +61,8 @@ def degenerate_heads(attention: SelfAttention | Encoding, criterion: Criterion =
 def condition_numbers(attention: SelfAttention | Encoding) -> Float[Tensor, "h"]:
     """Return the condition number of each head's precision matrix (inverse covariance), computed in float64.
 
-    This is the largest eigenvalue divided by the smallest, also of the covariance: 1 for a circular Gaussian and for a
-    precision of zero, infinite for other singular matrices. Raises the same errors as `degenerate_heads`.
+    This is the largest eigenvalue divided by the smallest: 1 for a circular Gaussian and for a precision matrix of
+    zeros, infinite for other singular matrices. Raises the same errors as `degenerate_heads`.
 
     Example:
         >>> from attnconv import GeneralizedQuadratic
@@ -88,9 +88,9 @@ def prune_heads(model: Model, heads: Mapping[str, Iterable[int]]) -> Model:
         heads: Indices (from 0) of the heads to remove, by layer name; a list may be empty.
 
     Raises:
-        TypeError: `model` is not a module, or `heads` is not a mapping.
-        ValueError: A layer or head does not exist, a layer would have no heads left, or its encoding does not define
-            which parameters belong to which head.
+        TypeError: If `model` is not a module, or `heads` is not a mapping.
+        ValueError: If a layer or head does not exist, a layer would have no heads left, or an encoding does not declare
+            which parameters belong to which head (`by_head`).
 
     Example:
         >>> from attnconv import SelfAttention2d

@@ -34,15 +34,15 @@ _RANKING_IMAGES = 16  # maximum number of images from which costs are computed
 @final
 @dataclass(frozen=True)
 class HeadCandidate:
-    """A head that can be replaced, with the errors of its replacement.
+    """A head that can be replaced, with the errors that its replacement would cause, in Euclidean norms.
 
     Attributes:
         layer: Name of the attention module.
         head: Index of the head in the module, from 0.
-        constancy: How constant the attention pattern is as the query moves, 0 to 1 (`ShiftProfile.constancy`).
+        constancy: How similar the attention of different queries is as a function of shift, 0 to 1; see `ShiftProfile`.
         error: `|fitted - actual| / |actual|` of the head's output at the image tokens of held-out images. If windows
             extend beyond the image, their padding tokens are included.
-        cost: Relative change of the model's output, to first order, if only this head is replaced.
+        cost: Relative change in the model's output, to first order, if only this head is replaced.
     """
 
     layer: str
@@ -55,7 +55,7 @@ class HeadCandidate:
 @final
 @dataclass(frozen=True, eq=False)
 class Replacement(Generic[Model]):
-    """Result of `replace_heads`, with errors measured on held-out images.
+    """Result of `replace_heads`, with errors measured on held-out images, in Euclidean norms.
 
     Attributes:
         model: Copy of the model with a `ConvolvedAttention` in place of each attention module with replaced heads.
@@ -63,7 +63,7 @@ class Replacement(Generic[Model]):
         candidates: All heads that can be replaced, in ascending order of cost.
         layer_errors: `|new - old| / |old|` of each changed layer's output, for its inputs in the original model.
         output_error: `|new - old| / |old|` of the first tensor of the model's output, with all these heads replaced.
-        passed_over: Reason why the heads of an attention module cannot be replaced, by module name.
+        passed_over: Reasons why the heads of other attention modules cannot be replaced, by module name.
     """
 
     model: Model
@@ -87,27 +87,27 @@ def replace_heads(
     prefix: int | None = None,
     options: Mapping[str, object] | None = None,
 ) -> Replacement[Model]:
-    """Replace heads of a vision transformer with depthwise convolutions fitted to them; see `ConvolvedAttention`.
+    """Replace heads of a vision transformer with fitted depthwise convolutions; see `ConvolvedAttention`.
 
     Args:
         model: A vision transformer from timm (ViT, BEiT, EVA, DINOv3, Swin), Hugging Face (ViT, DeiT, DINOv2, DINOv3,
             BEiT, Swin) or torchvision, an `nn.TransformerEncoder`, or any model whose attention modules use the same
-            names for their parts. Other attention, such as a pooling head, is kept and listed in `passed_over`.
+            names for their parts. Other attention, such as attention pooling, is kept and listed in `passed_over`.
         images: At least 2 images (b, c, height, width), normalised as in training, at the size that the model will use.
             The last quarter is held out. If the model's input is tokens, (b, tokens, channels), also pass `grid`.
         heads: Indices of heads (from 0) to replace, by module name. Pass exactly one of `heads` and `count`.
-        count: Number of heads to replace, those with the lowest costs.
+        count: Number of heads to replace; those with the lowest `HeadCandidate.cost` are chosen.
         layers: Names of the attention modules to choose from; None for all modules whose heads can be replaced.
         kernel_size: Kernel size K, odd and at most 2 n - 1, with n tokens on the longer side of the image (or window).
         grid: Tokens per axis of an image, (height, width), if they cannot be inferred from the model; see `audit`.
         prefix: Number of class tokens and registers before the image tokens, if it cannot be inferred.
-        options: Additional keyword arguments for the model's forward pass, valid for any number of images.
+        options: Additional keyword arguments for the model's forward pass, usable with any number of images.
 
     Raises:
-        TypeError: `model` is not a module, or `images` is not a dense floating-point tensor.
-        ValueError: An image is constant, not finite or rejected by the model; an argument is out of range; a layer or
-            head does not exist or cannot be replaced; `count` exceeds the number of heads; or the first tensor of the
-            model's output is not differentiable, not finite, or zero for an image.
+        TypeError: If `model` is not a module, or `images` is not a dense floating-point tensor.
+        ValueError: If an image is constant, not finite or rejected by the model; if an argument is out of range; if a
+            layer or head does not exist or cannot be replaced; if `count` exceeds the number of heads; or if the first
+            tensor of the model's output is not differentiable, not finite, or zero for an image.
 
     Example:
         >>> import timm  # doctest: +SKIP
@@ -184,7 +184,7 @@ def _costs(
             hooks.enter_context(part.attention.register_forward_hook(partial(tap, name)))
         output = _output(model, images, options)
     if not output.requires_grad:
-        raise ValueError(bad("model", "must have an output with gradients to its attention layers", "none"))
+        raise ValueError(bad("model", "must be differentiable with respect to its attention layers", "no gradient"))
     used = {name: part.of(slice(len(images))) for name, part in tokens.items()}
     mixed = {name: mixing_errors(part, mixings[name]) for name, part in used.items()}
     generator = torch.Generator().manual_seed(0)
@@ -229,7 +229,7 @@ def _named(
         layer = {entry.head: entry for entry in candidates if entry.layer == name}
         if not layer:
             known = ", ".join(sorted({entry.layer for entry in candidates}))
-            raise ValueError(bad("heads", f"must contain only names of attention modules ({known})", repr(name)))
+            raise ValueError(bad("heads", f"must contain only attention modules, by name: {known}", repr(name)))
         chosen += [layer[head] for head in indices(f"heads[{name!r}]", some, len(layer))]
     return chosen
 

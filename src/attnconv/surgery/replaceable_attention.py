@@ -22,7 +22,7 @@ from attnconv.inspect.token_operator import TokenOperator
 from attnconv.operators.base import AttentionOperator
 
 Place: TypeAlias = tuple[tuple[int, int], int, int, Tensor]  # grid, prefix, images, constancy
-_ONCE = "must attend once over a two-dimensional grid of image tokens, preceded only by class tokens"
+_ONCE = "must compute attention once over a two-dimensional grid of image tokens, preceded only by class tokens"
 _BLOCK = 2**25  # elements in memory at once
 
 
@@ -64,9 +64,9 @@ class LayerTokens:
 def replaceable(
     model: nn.Module, images: Tensor, *, layers: Collection[str] | None, **reading: Any
 ) -> tuple[dict[str, LayerTokens], dict[str, str]]:
-    """Run a model once; return the modules whose heads can be replaced, and the reasons why others do not qualify.
+    """Run a model once; return the modules whose heads can be replaced, and the reasons why the others do not qualify.
 
-    `layers` are the names to choose from. `reading` is passed to `visit_attention`.
+    `layers` are the names of the modules to choose from; None for all. `reading` holds options of `visit_attention`.
     """
     modules = dict(model.named_modules())
     calls: dict[str, list[tuple[Any, Any, Any]]] = {
@@ -100,7 +100,7 @@ def replaceable(
             raise ValueError(passed_over[name])
         if name not in tokens:
             known = ", ".join(name for name, module in modules.items() if projections(module))
-            raise ValueError(bad("layers", f"must contain only names of attention modules ({known})", repr(name)))
+            raise ValueError(bad("layers", f"must contain only attention modules, by name: {known}", repr(name)))
     return tokens, passed_over
 
 
@@ -123,8 +123,8 @@ def layer_tokens(
     """Return the recorded tokens of one module; raise a `ValueError` if its heads cannot be replaced."""
     where, kind = f"model.{name}", type(module).__name__
     if not name:
-        fix = "Wrap the model in another module."
-        raise ValueError(bad("model", "must have attention in a submodule", kind, fix))
+        fix = "Wrap the model in an outer module."
+        raise ValueError(bad("model", "must contain its attention layers as submodules", kind, fix))
     if len(calls) > 1 or len(placed) > 1:
         raise ValueError(bad(where, _ONCE, "more than one call"))
     call, place = CallForm.of(module), placed[0]
@@ -139,7 +139,7 @@ def layer_tokens(
     made = first_tensor(output)
     assert made is not None
     if x.shape[1] != prefix + height * width:
-        requirement = f"must be called with {prefix} class tokens or registers and {height} x {width} image tokens"
+        requirement = f"must get {prefix} (class tokens and registers) + {height} x {width} (image) tokens"
         raise ValueError(bad(where, requirement, f"{x.shape[1]} tokens"))
     made = made if call.batch_first else made.transpose(0, 1)
     sequences = len(x) // images
@@ -167,7 +167,7 @@ def refuse_other_formula(tokens: LayerTokens, name: str = "attention") -> None:
         rows, values = tokens.maps_and_values()
         expected = tokens.parts.finish(rows @ values)
     except RuntimeError as reason:
-        raise ValueError(bad(name, requirement, f"{kind}, whose parts do not fit: {reason}", FIX)) from reason
+        raise ValueError(bad(name, requirement, f"{kind}, with an unknown formula: {reason}", FIX)) from reason
     error, size = float((expected - tokens.outputs).norm()), float(tokens.outputs.norm())
     if not error <= torch.finfo(tokens.outputs.dtype).eps ** 0.5 * size:
         got = f"{kind}, whose output differs by {error / max(size, 1e-30):.2g} (relative) from that of its parts"

@@ -106,9 +106,9 @@ def tap_shifts(
 
 
 def head_weights(conv: Convolution, groups: int | None = None) -> Float[Tensor, "h i d"]:
-    """Return one matrix per kernel position, row-major, in the layout (h, c / groups, d) of `SelfAttention.weight`.
+    """Return a convolution's weight as one matrix per tap, row-major, (h, c / groups, d) like `SelfAttention.weight`.
 
-    `groups` is the layer's number of groups: that of the convolution (also None), or 1 for block-diagonal matrices.
+    `groups` is the number of groups of the result: None for that of the convolution, or 1 for block-diagonal matrices.
     """
     grouped = grouped_weights(conv)
     if groups in (None, conv.groups):

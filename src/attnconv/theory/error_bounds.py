@@ -30,17 +30,17 @@ from attnconv.operators.kernels.contractions import project
 
 
 def mass_off(alpha: float, dims: int = 2) -> float:
-    """Return an upper bound on the attention that a head with an integer centre assigns to keys other than its target.
+    """Return an upper bound on the attention of a head with an integer centre to keys other than the one at its centre.
 
     The bound is 1 - S^-dims, where S is the sum of exp(-alpha k^2) over all integers k. For large alpha it is
-    approximately 2 dims exp(-alpha), as in Lemma 2.
+    approximately 2 dims exp(-alpha), as in Lemma 2 of the paper.
 
     Args:
         alpha: Sharpness in 1 / position^2, positive.
         dims: Number of axes.
 
     Raises:
-        ValueError: `alpha` is not positive and finite.
+        ValueError: If `alpha` is not positive and finite.
 
     Example:
         >>> f"{mass_off(46.0):.1e}"
@@ -56,12 +56,12 @@ def alpha_for(mass: float, dims: int = 2) -> float:
     """Return the smallest alpha, in 1 / position^2, for which `mass_off(alpha, dims)` is at most `mass`.
 
     Args:
-        mass: Bound on the attention to other keys, above 0 and below 1. For a layer's output error of at most e, pass e
-            divided by the maximum over d of ``sum_h sum_c |W_h[c, d]| (max x_c - min x_c)``.
+        mass: Bound on a head's attention to keys other than the one at its centre, above 0 and below 1. For an output
+            error of at most e, pass e / max_d ``sum_h sum_c |W_h[c, d]| (max x_c - min x_c)`` (input c, output d).
         dims: Number of axes.
 
     Raises:
-        ValueError: `mass` is not above 0 and below 1.
+        ValueError: If `mass` is not above 0 and below 1.
 
     Example:
         >>> import torch
@@ -81,9 +81,9 @@ def alpha_for(mass: float, dims: int = 2) -> float:
 def error_bound(
     layer: SelfAttention, low: float | Float[Tensor, "c"], high: float | Float[Tensor, "c"]
 ) -> Float[Tensor, "d"]:
-    """Bound the error of each output channel, relative to the same layer with hard heads, in float64.
+    """Return an upper bound on each output channel's difference from the same layer with hard heads, in float64.
 
-    The bound includes rounding. For a layer from `from_conv`, it bounds the difference from the convolution's output.
+    It includes rounding. For a layer from `from_conv` with `slices`, hard heads compute exactly the convolution.
 
     Args:
         layer: A layer with axis-aligned Gaussian heads, such as those of `Quadratic`.
@@ -91,7 +91,7 @@ def error_bound(
         high: Largest input value, one number or one per channel.
 
     Raises:
-        ValueError: The heads are not axis-aligned Gaussians, or `low` exceeds `high`.
+        ValueError: If the heads are not axis-aligned Gaussians, or `low` exceeds `high`.
     """
     encoding = layer.encoding
     heads, off = encoding.gaussians(), encoding.mass_off()

@@ -32,12 +32,12 @@ _TOLERANCES = {torch.float64: 1e-10, torch.float32: 1e-5, torch.float16: 2e-3, t
 @final
 @dataclass(frozen=True, eq=False)
 class Expressiveness:
-    """Result of `can_express`. Queries are *inside* if all of their taps are in the image.
+    """Result of `can_express`. A query is *inside* if all of its taps are in the image.
 
     Attributes:
         kernel_size: Kernel size per axis.
-        uniform: Fit of one Phi to all queries.
-        uniform_inside: Fit of one Phi to the queries inside; None if there are none.
+        uniform: Fit of one matrix Phi, used for all queries.
+        uniform_inside: Fit of one Phi to the queries inside; None if no query is inside.
         each_query: Residuals of the paper's condition, with a separate Phi_q for each query (and for each image if
             attention depends on content): the largest ||E_q - Phi_q A_q|| / ||E_q|| in each set of queries.
         tolerance: Largest residual that counts as zero.
@@ -73,7 +73,7 @@ class Expressiveness:
 @final
 @dataclass(frozen=True, eq=False)
 class Factorisation:
-    """Factorisation E_q = Phi A_q for one query, as in Figure 11 of the paper.
+    """Matrices of the (exact or approximate) factorisation E_q = Phi A_q for one query, as in the paper's Figure 11.
 
     Attributes:
         indicators: E_q, kernel positions x keys. Each row has a single 1, or only zeros if the tap reads zero padding.
@@ -109,36 +109,37 @@ def can_express(
     padding_mode: str = "zeros",
     tolerance: float | None = None,
 ) -> Expressiveness:
-    """Test whether attention can express every convolution of a given kernel size; compute the residual (Lemma 3).
+    """Test whether attention can express every convolution of a given kernel size; return residuals (Lemma 3).
 
-        E_q = Phi A_q   for all queries q, and for all images if attention depends on content
+        E_q = Phi A_q   must hold with one Phi for all queries q, and for all images if attention depends on content
 
-    The result is valid for images of the given size and for unrestricted weights W_h: merged weights, or factored ones
-    in which D_h is at least the number of output channels. The cost is one QR decomposition of an
-    m x (heads + kernel positions) matrix per query, in float64, so use an image not much larger than the kernel.
+    Row j of E_q has a 1 at the key under tap j; row h of A_q contains the probabilities of head h. The result is valid
+    for images of the given size and for unrestricted weights W_h: merged weights, or factored ones with at least as
+    many `head_channels` as output channels. For each query, a matrix of size keys x (heads + kernel positions) is
+    decomposed in float64 (by QR), so use an image not much larger than the kernel.
 
     Args:
         attention: A layer, or attention rows (probabilities) from any library: (h, n, m), or (b, h, n, m) if they
             depend on the image, with row-major queries and keys and without class tokens.
         kernel_size: Kernel size, one number or one per axis.
-        x: Images; only with a layer. Required if attention depends on content, otherwise only their size is used.
-        sizes: Image size per axis; required with attention rows, and an alternative to x for a position-only layer.
+        x: Images, only for a layer. Required if its attention depends on content; otherwise only their size is used.
+        sizes: Image size per axis, in positions; required with attention rows; may replace x for a position-only layer.
         dilation: Dilation of the kernel, one number or one per axis.
         stride: Distance between queries, in positions; None for the stride of the layer, or 1 with attention rows.
         padding: Position of the kernel: tap j has the shift dilation * j - padding, with the opposite sign in a
-            transposed layer. Numbers as in `Grid.make`; `valid` for 0; or `same` as in PyTorch, for
-            dilation * (kernel_size - 1) // 2, which centres the kernel on the query (an even extent reaches one
-            position further after it). With a transposed layer, `same` is the padding of the layer. Attention rows must
-            have ceil(size / stride) queries per axis for `same`, otherwise as many as the convolution has outputs.
+            transposed layer. Numbers as in `Grid.make`; `valid` for 0; or `same` as in PyTorch, for dilation *
+            (kernel_size - 1) // 2, which centres the kernel on the query (an even extent reaches one position further
+            after the query). With a transposed layer, `same` is the padding of the layer. Attention rows must have
+            ceil(size / stride) queries per axis for `same`, otherwise as many as the convolution has outputs.
         padding_mode: Values that taps read outside the image: `zeros`, `replicate`, `reflect` or `circular`.
         tolerance: Relative residual up to which a convolution counts as expressed. The default depends on the dtype of
             the rows: 1e-10 for float64, 1e-5 for float32, 2e-3 for float16 and 2e-2 for bfloat16. Rounding of the rows
-            causes a residual of a few eps, multiplied by the norm of Phi if heads are similar.
+            causes a residual of a few machine epsilons, multiplied by the norm of Phi if heads are similar.
 
     Raises:
-        TypeError: `attention` is neither a layer nor a floating-point tensor.
-        ValueError: The image size is missing, given twice, or does not match the rows; attention depends on content and
-            `x` is missing; rows are not finite; an argument is out of range; or `stride` is not that of the layer.
+        TypeError: If `attention` is neither a layer nor a floating-point tensor.
+        ValueError: If the image size is missing, is given twice or does not match the rows; if attention depends on
+            content and `x` is missing; if rows are not finite; or if an argument is out of range.
 
     Example:
         >>> one_pixel_each = torch.eye(2)[:, None].expand(2, 2, 2)  # head h attends to key h for every query
@@ -167,14 +168,14 @@ def factorise(
     padding: Literal["same", "valid"] | Padding = "same",
     padding_mode: str = "zeros",
 ) -> Factorisation:
-    """Return the matrices of E_q = Phi A_q for one query, as in Figure 11; draw them with `draw_factorisation`.
+    """Return the matrices E_q, Phi and A_q for one query, as in the paper's Figure 11; see also `draw_factorisation`.
 
     `query` is the index of the query along each axis, from 0, such as (row, column). `phi` is a fitted matrix, such as
-    `can_express(...).uniform.phi`; None for the best Phi_q of this query. The other arguments are those of
+    `can_express(...).uniform.phi`; None for the matrix that fits this query best. The other arguments are those of
     `can_express`; if there are several images, only the first is used.
 
     Raises:
-        TypeError, ValueError: As in `can_express`; or `query` is outside the grid, or `phi` has the wrong shape.
+        TypeError, ValueError: As in `can_express`, or if `query` is outside the grid or `phi` has the wrong shape.
 
     Example:
         >>> one_pixel_each = torch.eye(2)[:, None].expand(2, 2, 2)
@@ -186,7 +187,7 @@ def factorise(
         grid, shape = spans.operator.grid, (len(spans.shifts), spans.heads)
         place = tuple(query) if isinstance(query, Sequence) else (query,)  # type: ignore[redundant-expr]
         if len(place) != grid.dims or any(not 0 <= i < n for i, n in zip(place, grid.query_sizes, strict=True)):
-            raise ValueError(bad("query", f"must be one index per axis of the query grid {grid.query_sizes}", place))
+            raise ValueError(bad("query", f"must have one index per axis of the query grid {grid.query_sizes}", place))
         flat = torch.arange(grid.query_count, device=spans.operator.device).reshape(grid.query_sizes)[place]
         rows, seen = (part[0, 0] for part in spans.of(flat[None]))
         phi = spans.solve(rows, seen)[0] if phi is None else phi.to(rows)

@@ -36,7 +36,7 @@ _FARTHEST = 32  # maximum number of positions beyond the taps, even if heads are
 class Residuals:
     """Relative residuals over three sets of queries: 0 for an exact match, 1 for an approximation by zero.
 
-    If all taps of a set of queries read padding zeros, its residual is 0 if attention is 0 too, otherwise infinite.
+    If the reference is 0 in a set (because all taps read zero padding), the residual is 0 for a match, else infinite.
 
     Attributes:
         inside: Residual over the queries with all of their taps in the image; None if there are none.
@@ -52,10 +52,10 @@ class Residuals:
 @final
 @dataclass(frozen=True, eq=False)
 class Fit:
-    """Least-squares fit of one matrix Phi to many queries.
+    """Least-squares fit of one matrix Phi to the equations E_q = Phi A_q of many queries; see `can_express`.
 
     Attributes:
-        phi: Phi, kernel positions (row-major) x heads, in float64. The best weights are W_h = sum_j Phi[j, h] W_j.
+        phi: Phi, taps (row-major) x heads, float64. For kernel matrices W_j, the best W_h is sum_j Phi[j, h] W_j.
         residuals: sqrt(sum_q ||E_q - Phi A_q||^2 / sum_q ||E_q||^2) over each set of queries.
         worst: Largest ||E_q - Phi A_q|| / max(||E_q||, 1) over the fitted queries.
         rank: Rank of the stacked rows A of the fitted queries; less than the number of heads if heads are redundant.
@@ -86,14 +86,14 @@ def imitate(
         conv: nn.Conv1d, nn.Conv2d or nn.Conv3d (their transposed counterparts for a transposed layer) with any padding,
             padding mode and dilation, and with as many groups as the layer, or any number if the layer has one group.
         x: Images, all weighted equally. Required if attention depends on content, otherwise only their size is used.
-        sizes: Image size per axis; an alternative to x if attention depends on positions only.
-        where: Queries to fit: `all`, or only those `inside`, with all taps in the image. Use `inside` for weights that
-            will be applied to larger images.
+        sizes: Image size per axis, in positions; may replace x if attention depends only on positions.
+        where: Queries to fit: `all`, or `inside` for only those with all taps in the image. Use `inside` for weights
+            that will be applied to larger images.
 
     Raises:
-        TypeError: `conv` is not one of these convolutions, or is lazy, quantised or complex.
-        ValueError: The layer has factored weights; channels, groups, stride, bias or output size do not match;
-            attention depends on content and `x` is missing; or `where="inside"` and no query is inside.
+        TypeError: If `conv` is not one of these convolutions, or is lazy, quantised or complex.
+        ValueError: If the layer has factored weights; if channels, groups, stride, bias or output size do not match; if
+            attention depends on content and `x` is missing; or if `where="inside"` and no query is inside.
 
     Example:
         >>> from attnconv import from_conv
@@ -108,7 +108,7 @@ def imitate(
     with torch.no_grad():
         spans = _beside(layer, conv, x, sizes)
         if conv.bias is not None and layer.bias is None:
-            raise ValueError(bad("layer", "must have a bias if conv has one", None, "Create it with bias=True."))
+            raise ValueError(bad("layer", "must have a bias if conv has one", None, "Create the layer with bias=True."))
         everywhere, within, _ = spans.fit()
         best = everywhere if where == "all" else within
         if best is None:
@@ -133,12 +133,12 @@ def imitation_error(
 
         sqrt( sum_q || sum_h A_q[h] W_h - sum_j E_q[j] W_j ||^2 / sum_q || sum_j E_q[j] W_j ||^2 )
 
-    Biases are ignored. `imitate` minimises this error and documents the arguments; here, the layer may also have
-    factored weights. (`conversion_error` is relative to the layer's output.)
+    W_j is the kernel's matrix at tap j; see `can_express` for A_q and E_q. Biases are ignored. `imitate` minimises this
+    error and documents the arguments; here, the layer may also have factored weights. See also `conversion_error`.
 
     Raises:
-        TypeError: `conv` is not a convolution.
-        ValueError: Channels, groups, stride or output size do not match, or `x` is missing although it is required.
+        TypeError: If `conv` is not a convolution.
+        ValueError: If channels, groups, stride or output size do not match, or `x` is missing and attention needs it.
 
     Example:
         >>> from attnconv import from_conv
@@ -150,9 +150,9 @@ def imitation_error(
 
 
 def nearest_weights(layer: SelfAttention, conv: Convolution) -> Float[Tensor, "h i d"]:
-    """Return the best weights away from the border, W_h = sum_j Phi[j, h] W_j, for `Quadratic` heads.
+    """Return the weights with which `Quadratic` heads best approximate a convolution away from the border.
 
-    All these queries have the same Phi, which solves a small least-squares problem. The two geometries must match.
+    The weights are W_h = sum_j Phi[j, h] W_j; see `Fit`. Layer and convolution must have the same geometry.
     """
     shifts = taps(conv)
     blunt = float(layer.encoding.get_parameter("spread").double().square().min()) / 2
@@ -189,10 +189,10 @@ class Spans:
     """Attention rows A_q^T and the keys under a kernel's taps, E_q^T, for the queries of an operator, in float64.
 
     Attributes:
-        inside: Mask of the queries with all of their taps between the first and last key of each axis, (n,).
+        inside: Boolean mask of the queries with all of their taps between the first and last key of each axis, (n,).
         dtype: Dtype in which the rows are computed.
-        cut: Relative cutoff below which singular values of rows count as zero, because rounding can cause them:
-            relative errors of eps form a matrix of norm at most eps ||A||_F <= eps sqrt(h) times the largest one.
+        cut: Singular values of the rows A count as zero below `cut` times the largest one, because rounding can cause
+            them: relative errors of eps form a matrix of norm at most eps ||A||_F <= eps sqrt(h) ||A||_2.
     """
 
     def __init__(self, operator: AttentionOperator, shifts: Shifts, padding_mode: str) -> None:
@@ -244,7 +244,7 @@ class Spans:
         return (left.mT @ seen).mT @ (inverse[..., None] * right), kept.sum(-1)
 
     def fit(self) -> tuple[Fit, Fit | None, Residuals]:
-        """Fit one Phi to all queries and one to those inside (or None), and compute the residuals of separate Phi_q.
+        """Return the fits of one Phi to all queries and to those inside (or None), and the residuals of separate Phi_q.
 
         If attention differs between images, the queries of all images are fitted together.
         """

@@ -62,19 +62,19 @@ def evaluate(
     precision: PrecisionName = "32",
     device: torch.device | str = "cpu",
 ) -> Metrics:
-    """Evaluate a model on images. It is moved to `device`, cast to the dtype of `precision`, and left in eval mode.
+    """Evaluate a model, which is moved to `device`, cast to float32 (float64 for "64") and left in evaluation mode.
 
     Args:
-        model: Module from normalised images (b, c, height, width) to logits (b, classes).
+        model: Module that maps normalised images, (b, c, height, width), to logits, (b, classes).
         images: Images to evaluate on, at least one.
-        mean: Mean of each channel in the training set, for images in [0, 1].
-        std: Standard deviation of each channel.
+        mean: Mean of each channel in the training set, for pixels scaled to [0, 1].
+        std: Standard deviation of each channel in the training set, for pixels scaled to [0, 1].
         batch_size: Images per batch, at least 1.
         precision: "32", "bf16" or "64", as in `TrainSettings`.
         device: Device to compute on.
 
     Raises:
-        ValueError: The set is empty, or the model cannot process the images or lacks one of their classes.
+        ValueError: If there are no images, or the model cannot process them or has fewer classes than the labels.
 
     Example:
         >>> model = nn.Sequential(nn.Flatten(), nn.Linear(4, 2))
@@ -83,7 +83,7 @@ def evaluate(
         3
     """
     if images.channels != len(mean):
-        raise ValueError(bad("images", f"must have {len(mean)} channels, like `mean`", images.channels))
+        raise ValueError(bad("images", f"must have one channel per value of `mean` ({len(mean)})", images.channels))
     device = torch.device(device)
     model.to(device=device, dtype=dtype_of(precision))
     largest = int(images.labels.max()) if len(images) else 0
@@ -104,7 +104,7 @@ def tally_batches(
 ) -> Float[Tensor, " 3"]:
     """Sum the tallies of all batches for a model on the device, without synchronising with the device.
 
-    `largest` is the largest label, which must be a class of the model.
+    `largest` is the largest label; the model must have more classes than that.
     """
     model.eval()
     sums = zero_tally(device)

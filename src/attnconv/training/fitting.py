@@ -41,7 +41,7 @@ def fit(
     progress: bool = True,
     command: Sequence[str] = (),
 ) -> RunFolder:
-    """Train a model, write its settings, metrics, heads and checkpoints to a run folder, and return this folder.
+    """Train a model, write its settings, metrics, head centres and checkpoints to a run folder, and return the folder.
 
     With several processes started by torchrun, all processes call `fit`, the first process writes, and all return when
     the folder is complete.
@@ -49,19 +49,19 @@ def fit(
     Args:
         settings: Settings of the run.
         run_dir: Run folder, which must be new or empty. With `resume`, it may contain a run with the same settings.
-        resume: Resume the run in the folder after its last complete epoch; start a new run if there is none.
-        start_from: Checkpoint or run folder with the initial weights, which are copied to the new run folder. The
-            default is random weights.
+        resume: Resume the run in the folder from its last checkpoint; if the folder contains no run, start a new one.
+        start_from: Weights file or run folder with the initial weights, which are copied to the new run folder. None
+            starts from random weights.
         progress: Show progress on standard error, as a bar on a terminal and otherwise as one line per epoch.
-        command: Command line that started the run, to be stored in its settings.json.
+        command: Command line that started the run, as words; it is stored in settings.json.
 
     Raises:
-        SettingsError: Settings are invalid. The message lists all of them, and nothing has been written.
-        ValueError: Another process is writing to the folder, the folder contains other files, its training state is
+        SettingsError: If settings are invalid. The message lists all of them, and nothing is written.
+        ValueError: If another process is writing to the folder, the folder contains other files, its training state is
             damaged or belongs to a different run, the data set is missing, or the initial weights do not fit the model.
-        OSError: A file to resume or start from is missing, or the folder is not writable. Existing files remain valid.
-        DivergedError: The loss is no longer finite. The last valid checkpoint is kept.
-        KeyboardInterrupt: The run was interrupted by Ctrl-C. The last checkpoint is kept.
+        OSError: If a required file is missing, or the folder is not writable. Existing files remain valid.
+        DivergedError: If the loss is no longer finite. The last valid checkpoint is kept.
+        KeyboardInterrupt: If the run was interrupted by Ctrl-C. The last checkpoint is kept.
     """
     if wrong := problems(settings) or machine_problems(settings):
         raise SettingsError(wrong)
@@ -173,9 +173,9 @@ def first_model(folder: RunFolder, settings: RunSettings) -> nn.Module:
 
 
 def starting_model(run: RunFolder) -> nn.Module:
-    """Build the initial model of a run, without changing the state of torch's generator.
+    """Build the initial model of a run, without changing the state of torch's global generator.
 
-    Raises `ValueError` if the initial centres differ from those recorded in `heads.jsonl` by a different version.
+    Raises `ValueError` if its centres differ from those in `heads.jsonl`, which may be from a different version.
     """
     with torch.random.fork_rng(devices=[]):
         model = first_model(run, run.settings())
@@ -183,6 +183,6 @@ def starting_model(run: RunFolder) -> nn.Module:
     made = [layer["centres"] for layer in head_record(model, 0)["layers"]]
     for now, then in zip(made, recorded, strict=False):  # the record may be empty
         if not torch.allclose(torch.tensor(now), torch.tensor(then), atol=1e-5):
-            fix = "Use the version of attnconv that wrote the run."
-            raise ValueError(bad("run", "must reproduce the centres in heads.jsonl", f"others for {run.path}", fix))
+            got, fix = f"different centres for {run.path}", "Use the version of attnconv that wrote the run."
+            raise ValueError(bad("run", "must start from the centres in heads.jsonl", got, fix))
     return model.eval()

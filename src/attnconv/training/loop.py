@@ -32,8 +32,8 @@ from attnconv.training.settings import RunSettings
 class TrainingLoop:
     """Training and evaluation of a model on image sets.
 
-    `epoch` is the number of completed epochs, `step` the number of optimiser steps. Incomplete batches are dropped,
-    which omits different images in every epoch.
+    `epoch` is the number of completed epochs, `step` the number of optimiser steps. The last batch of an epoch is
+    dropped if it is incomplete; since images are shuffled, this omits different images in every epoch.
     """
 
     def __init__(self, settings: RunSettings, model: nn.Module, data: Splits, device: torch.device) -> None:
@@ -148,10 +148,10 @@ def _metrics_of_all(sums: Float[Tensor, " 3"]) -> Metrics:
 
 @contextmanager
 def numerics(device: torch.device) -> Iterator[None]:
-    """Use deterministic algorithms on the CPU, and the fastest convolutions on a GPU; enable flushing of denormals.
+    """Use deterministic algorithms on the CPU, and the fastest convolutions on a GPU; flush denormals to zero.
 
-    Peaked attention produces denormal numbers, with which CPUs are up to fourteen times slower. They are flushed to
-    zero in this thread and in threads that it starts, even after the block.
+    Peaked attention produces denormal numbers, with which CPUs are up to fourteen times slower. Flushing applies to
+    this thread and to threads that it starts, and remains in effect after the block.
     """
     torch.set_flush_denormal(True)
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()

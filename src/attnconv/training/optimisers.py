@@ -11,7 +11,7 @@ from attnconv.training.settings import OptimSettings, ScheduleSettings
 
 
 def parameter_groups(model: nn.Module, optim: OptimSettings) -> list[dict[str, Any]]:
-    """Return the parameter groups: with weight decay, vectors without it, and the encodings' `undecayed` parameters.
+    """Return parameter groups: those with weight decay, vectors without it, and the encodings' `undecayed` parameters.
 
     Weight decay would pull the centre of a head towards shift 0, and make its attention more uniform.
     """
@@ -39,7 +39,7 @@ def make_optimiser(model: nn.Module, optim: OptimSettings) -> torch.optim.Optimi
 
 
 def rate_factor(schedule: ScheduleSettings, step: int, *, steps_per_epoch: int, epochs: int) -> float:
-    """Compute the learning rate factor, from 0 to 1, for an optimiser step numbered from 0.
+    """Compute the factor, from 0 to 1, of the learning rate in an optimiser step; steps are numbered from 0.
 
     For step t of T steps, with W = round(warmup * T) steps of warm-up:
 
@@ -50,7 +50,7 @@ def rate_factor(schedule: ScheduleSettings, step: int, *, steps_per_epoch: int, 
         constant     1
 
     With cosine and linear decay, the factor remains 0 after step T. The paper's code instead updates the rate once per
-    epoch, so that the rate of its first epoch is 0.
+    epoch, so that the rate in its first epoch is 0.
     """
     total = steps_per_epoch * epochs
     warmup = round(schedule.warmup * total)

@@ -72,7 +72,7 @@ def downloading(*, shown: bool = True) -> Iterator[Callable[[int, int], None]]:
 
 @contextmanager
 def working(text: str) -> Iterator[None]:
-    """Show a spinner with the elapsed time on a terminal, and nothing elsewhere."""
+    """Show a spinner with the elapsed time, but only on a terminal."""
     console = Console(stderr=True)
     columns = (bars.SpinnerColumn(), "{task.description}", bars.TimeElapsedColumn())
     with bars.Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
@@ -81,6 +81,6 @@ def working(text: str) -> Iterator[None]:
 
 
 def tracked(items: Iterable[T], text: str, total: int) -> Iterator[T]:
-    """Yield the items while showing a progress bar on a terminal, and nothing elsewhere."""
+    """Yield the items; on a terminal, also show a progress bar."""
     console = Console(stderr=True)
     yield from bars.track(items, text, total, console=console, transient=True, disable=not console.is_terminal)

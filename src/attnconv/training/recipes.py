@@ -33,7 +33,7 @@ def recipe(preset: str, name: RecipeName | None = None) -> RunSettings:
         name: Name of the recipe. The default is the preset's recipe.
 
     Raises:
-        ValueError: The preset is unknown.
+        ValueError: If the preset is unknown.
 
     Example:
         >>> settings = recipe("quadratic")

@@ -82,7 +82,7 @@ def data_problems(settings: RunSettings, data: Splits) -> list[Problem]:
 def check_folder(folder: RunFolder, settings: RunSettings, *, resume: bool) -> None:
     """Raise an error unless the folder is empty or, with `resume`, contains a valid run with these settings.
 
-    Only the first process checks the folder, since it may write to it while the others start.
+    Only the first of several processes checks the folder, since it may already write to it while the others start.
     """
     if not is_first_process():
         return
@@ -124,7 +124,7 @@ def _check_state(folder: RunFolder, settings: RunSettings) -> None:
     before = read(RunSettings, run["settings"], origin=f"from {file}")
     _reject_changes(folder, before, settings, origin=f"state {file}")
     if run.get("name") != folder.record().get("run"):
-        raise ValueError(bad("state", f"must belong to the run in {folder.path}", "another run", fix, origin=str(file)))
+        raise ValueError(bad("state", f"must be from {folder.path}", "the state of another run", fix, origin=str(file)))
     if "model" not in state:
         fix = "Resume the run with the version of attnconv that wrote it."
         raise ValueError(bad("state", "must be written by this version", "an older state", fix, origin=str(file)))

@@ -92,7 +92,7 @@ class RunFolder:
     def record(self) -> dict[str, Any]:
         """Read `settings.json`; raise `ValueError` if the folder contains no run or the file is invalid."""
         if not self.exists():
-            fix = "Pass a run folder of `attnconv train`, such as runs/quadratic-digits."
+            fix = "Pass a run folder written by `attnconv train`, such as runs/quadratic-digits."
             raise ValueError(bad("run", "must be a folder that contains settings.json", str(self.path), fix))
         record = _read_map(self.settings_file)
         if record.get("format") != FORMAT:
@@ -109,7 +109,7 @@ class RunFolder:
         return settings
 
     def begin(self, settings: RunSettings, environment: Mapping[str, Any]) -> None:
-        """Create the folder and write `settings.json`, with the values of `attnconv.training.environment`."""
+        """Create the folder and write `settings.json` with the settings and the `environment` of the run."""
         self.checkpoints.mkdir(parents=True, exist_ok=True)
         # The identifier links the state to its run: runs with equal settings may have different initial weights.
         values = {"format": FORMAT, "run": secrets.token_hex(8), "settings": plain(settings)}
@@ -148,7 +148,7 @@ class RunFolder:
         return not self.path.exists() or all(path == self.lock_file for path in self.path.iterdir())
 
     def foreign_files(self) -> list[Path]:
-        """List files that do not belong to the run; without settings.json, only earlier files belong to it."""
+        """List files that do not belong to the run or, if settings.json does not exist yet, to the start of a run."""
         own = {self.lock_file, self.start_weights, *self.path.rglob(PARTIAL)}
         if self.exists():
             own |= set(vars(self).values()) - {self.checkpoints, self.report}
@@ -169,7 +169,7 @@ def choose_epochs(epochs: Sequence[int], count: int) -> list[int]:
 
 @contextmanager
 def writing(folder: RunFolder) -> Iterator[None]:
-    """Lock a run folder for writing; create it if it is missing, and remove it on exit if it is empty.
+    """Lock a run folder for writing; create it if it does not exist, and remove it on exit if it is empty.
 
     Raises `ValueError` if another process is writing to the folder. With torchrun, only the first process locks it.
     Readers need no lock, since files are replaced atomically.
@@ -253,5 +253,5 @@ def _lines(file: Path, kind: type) -> Iterator[Any]:
             yield msgspec.json.decode(line, type=kind)
         except (ValueError, RecursionError) as error:
             where, got = f"{file}, line {number}", repr(line[:60].decode("utf-8", "replace"))
-            requirement = f"must be a JSON object with {', '.join(kind.__annotations__)}"
+            requirement = f"must be a JSON object with the keys {', '.join(kind.__annotations__)}"
             raise ValueError(bad(where, requirement, got, "Remove the line, or restore the file.")) from error

@@ -1,4 +1,4 @@
-"""Write metrics, heads, weights and the training state during training.
+"""Write metrics, head centres, weights and the training state during training.
 
 The training state is written last, and an epoch counts as complete only then. When a run is resumed, records of later
 epochs are removed, and the epochs are repeated with bit-identical results. The state file is replaced atomically,
@@ -39,12 +39,12 @@ _FOREIGN = (pickle.UnpicklingError, RuntimeError, EOFError, OSError, LookupError
 
 
 class DivergedError(ArithmeticError):
-    """The loss is not finite. The run has stopped, and its last valid checkpoint is kept."""
+    """Error for a loss that is not finite. The run has stopped, and its last valid checkpoint is kept."""
 
 
 @final
 class Recorder:
-    """Recorder of metrics, heads, weights and the training state, which stops diverging runs.
+    """Recorder of metrics, head centres, weights and the training state. It also stops the run if the loss diverges.
 
     `state` is the training state to resume from, or empty for a new run. `best` contains the epoch with the highest
     validation accuracy so far (the latest in case of a tie; 0 before the first validation) and this accuracy.

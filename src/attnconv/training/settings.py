@@ -33,20 +33,20 @@ AcceleratorName = Literal["auto", "cpu", "cuda", "mps"]
 
 @dataclass(frozen=True, kw_only=True)
 class OptimSettings:
-    """Optimiser. Centres and spreads of heads are excluded from weight decay, which would pull them towards 0.
+    """Optimiser. Weight decay does not apply to centres and inverse widths of heads, which it would pull towards 0.
 
     Attributes:
         name: Adam with decoupled weight decay, or stochastic gradient descent with momentum.
-        learning_rate: Maximum learning rate, which the schedule multiplies by a factor between 0 and 1.
+        learning_rate: Maximum learning rate, which the schedule multiplies by a factor from 0 to 1.
         momentum: Momentum of SGD, or first beta of AdamW, in [0, 1).
         nesterov: Use Nesterov momentum (SGD only).
         second_beta: Second beta of AdamW, in [0, 1).
         weight_decay: Coefficient of weight decay, at least 0.
-        decay_vectors: Also apply weight decay to biases and to scales of normalisation layers, like the paper's code.
-        position_rate: Learning rate of centres and spreads, as a multiple of that of the other parameters. With AdamW,
-            heads move very little in a short run if the value is 1.
-        clip: Maximum norm of the gradient, above which it is rescaled; None turns clipping off.
-        label_smoothing: Label smoothing, in [0, 1).
+        decay_vectors: Also apply weight decay to biases and to scales of normalisation layers, as in the paper's code.
+        position_rate: Learning rate of centres and inverse widths of heads, as a multiple of that of the other
+            parameters. If this is 1, the centres move very little in a short run with AdamW.
+        clip: Maximum L2 norm of the whole gradient, to which larger gradients are rescaled; None turns clipping off.
+        label_smoothing: Label smoothing factor, in [0, 1).
     """
 
     name: OptimiserName = "sgd"
@@ -73,10 +73,10 @@ class ScheduleSettings:
 
     Attributes:
         name: Schedule after the warm-up: constant, cosine decay to 0, linear decay to 0, or steps at the milestones.
-        warmup: Fraction of the run during which the learning rate increases linearly, in [0, 1).
-        milestones: Numbers of completed epochs after which the learning rate is multiplied by the decay, in increasing
-            order (schedule "steps" only).
-        decay: Factor by which the learning rate is multiplied at each milestone, above 0 and at most 1 (schedule
+        warmup: Initial fraction of the run during which the learning rate increases linearly, in [0, 1).
+        milestones: Numbers of completed epochs after which the learning rate is multiplied by the decay factor, in
+            increasing order (schedule "steps" only).
+        decay: Decay factor by which the learning rate is multiplied at each milestone, above 0 and at most 1 (schedule
             "steps" only).
     """
 
@@ -102,11 +102,11 @@ class TrainSettings:
             but does not change the optimiser step.
         eval_batch_size: Images per batch during evaluation.
         precision: 32: float32. 64: float64. bf16: mixed precision, with matrix products in bfloat16.
-        accelerator: Device to train on; auto uses a GPU if there is one.
+        accelerator: Device to train on; auto selects a GPU if there is one.
         seed: Seed of all random numbers except those of the data split, at least 0.
         compile: Compile the model with torch.compile, which delays the start but reduces the time per epoch.
         test_curve: Evaluate on the test set after every epoch. The best epoch is still selected on the validation set.
-        log_every: Number of optimiser steps between checks that the loss is finite.
+        log_every: Number of optimiser steps between checks of the loss. The run stops if the loss is NaN or infinite.
         checkpoint_every: Number of epochs between checkpoints, and the maximum number of epochs that are lost if the
             run is killed. Larger numbers save time if epochs take only seconds.
     """
@@ -128,10 +128,10 @@ class TrainSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class RunSettings:
-    """All settings of a run. `problems` lists invalid values, and `fit` raises an error with all of them.
+    """All settings of a run. `problems` lists invalid values; if there are any, `fit` raises an error with all of them.
 
     Attributes:
-        preset: Name of the preset; only a label if settings have been changed.
+        preset: Name of the preset on which the settings are based.
         model: Architecture.
         data: Data set and its splits.
         augment: Augmentation of training images.

@@ -20,8 +20,10 @@ def recomputing(
 ) -> Callable[..., Tensor]:
     """Create a function that saves only its inputs and recomputes intermediate results in the backward pass.
 
-    `gradients` receives the inputs, the gradient of the output and, per input, whether its gradient is wanted. Without
-    it, the graph of `forward` is kept for one backward pass and recorded again for others. `plain` is differentiable.
+    `plain` computes the same result as `forward`, but supports higher derivatives. `gradients` receives the inputs, the
+    output's gradient, and one bool per input (whether to compute its gradient). Without `gradients`, autograd
+    differentiates `forward`: the forward pass records it for the first backward pass, and each further backward pass
+    runs and records it again.
     """
 
     @final
