@@ -95,7 +95,8 @@ def _write(arguments: Arguments, out: Path, notes: list[str]) -> None:
     options = ["--seeds", str(arguments.seeds), "--data-root", arguments.data_root, "--out", str(out)]
     command = shlex.join(["attnconv", "reproduce", "--scale", arguments.scale, *options])
     with working("Drawing figures and tables"):
-        page = write_paper(training_plan.runs_in(out), out, command=command, notes=notes)
+        runs = training_plan.runs_in(out)
+        page = write_paper(runs, out, data_root=arguments.data_root, command=command, notes=notes)
     print("\n".join([*notes, f"Figures and tables: {page}"]))
 
 
