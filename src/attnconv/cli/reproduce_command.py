@@ -122,7 +122,7 @@ def _print_plan(runs: Sequence[PlannedRun]) -> None:
         train, rate = run.settings.train, f"{run.settings.optim.learning_rate:g}"
         numbers = (str(train.epochs), str(train.batch_size), rate, train.precision)
         rows.append((run.folder.path.name, *numbers, run.state))
-    print_table("Runs", ("run", "epochs", "batch", "rate", "precision", "state"), rows)
+    print_table("Runs", ("run", "epochs", "batch size", "learning rate", "precision", "state"), rows)
     waiting = sum(run.state != "finished" for run in runs)
     data = ", ".join(dict.fromkeys(run.settings.data.name for run in runs))
     print(f"{waiting} of {len(runs)} runs to train, on {data}.", flush=True)
