@@ -107,6 +107,10 @@ class TestFolder:
         text = (write_paper({"learned-content": [run]}, tmp_path / "out").parent / "README.md").read_text("utf-8")
         assert "Figure 6 could not be drawn" in text
         assert "Figure 6 in numbers, learned-content: could not be measured" in text
+        assert f"got {tmp_path / 'nowhere'}" in text
+        given = str(tmp_path / "given")
+        page = write_paper({"learned-content": [run]}, tmp_path / "out", data_root=given)
+        assert f"got {given}" in (page.parent / "README.md").read_text("utf-8")
 
     def test_an_unknown_model_is_refused(self, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=r"runs: .*quadratic.* got vgg"):

@@ -95,7 +95,8 @@ def _write(arguments: Arguments, out: Path, notes: list[str]) -> None:
     options = ["--seeds", str(arguments.seeds), "--data-root", arguments.data_root, "--out", str(out)]
     command = shlex.join(["attnconv", "reproduce", "--scale", arguments.scale, *options])
     with working("Drawing figures and tables"):
-        page = write_paper(training_plan.runs_in(out), out, command=command, notes=notes)
+        runs = training_plan.runs_in(out)
+        page = write_paper(runs, out, data_root=arguments.data_root, command=command, notes=notes)
     print("\n".join([*notes, f"Figures and tables: {page}"]))
 
 
@@ -121,7 +122,7 @@ def _print_plan(runs: Sequence[PlannedRun]) -> None:
         train, rate = run.settings.train, f"{run.settings.optim.learning_rate:g}"
         numbers = (str(train.epochs), str(train.batch_size), rate, train.precision)
         rows.append((run.folder.path.name, *numbers, run.state))
-    print_table("Runs", ("run", "epochs", "batch", "rate", "precision", "state"), rows)
+    print_table("Runs", ("run", "epochs", "batch size", "learning rate", "precision", "state"), rows)
     waiting = sum(run.state != "finished" for run in runs)
     data = ", ".join(dict.fromkeys(run.settings.data.name for run in runs))
     print(f"{waiting} of {len(runs)} runs to train, on {data}.", flush=True)

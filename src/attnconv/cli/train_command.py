@@ -37,8 +37,9 @@ class Arguments:
         preset: Preset (a model with a training recipe) listed by `attnconv models`. Required unless --config names one.
         config: JSON file with settings, such as the settings.json of a run. They override the defaults of the preset
             and of the recipe, which apply to settings that are missing from the file. Flags override the file.
-        recipe: Recipe that sets the defaults of the training options: modern (for the small presets) or paper (the
-            paper's hyperparameters). Neither changes the augmentation. The default is the preset's recipe.
+        recipe: Recipe that sets the defaults of the optimiser, schedule and train options: modern (for the small
+            presets) or paper (the paper's hyperparameters). Neither changes the augmentation. The default is the
+            preset's recipe.
         out: Run folder, to which everything is written. The default is runs/PRESET.
         resume: Resume the run in the folder from its last checkpoint; settings that differ from the run's are rejected.
             If the folder contains no run, start a new one.

@@ -41,8 +41,8 @@ def recast(
         weights: Matrices of the heads, `slices` or `nearest`. `from_conv` explains this argument and `alpha`.
         only: Layers to replace: name patterns (`"layer1.*"`, or `"!stem.*"` to exclude layers), or a function of the
             name and the module that returns a bool; None for all convolutions. At least one must be selected.
-        fast: Run hard heads as shifts, at the cost of a convolution (see `SelfAttention.plan`), instead of computing
-            all probabilities. Loading a state dict discards the plan; call `plan_shifts` to restore it.
+        fast: Run hard heads as shifts, which is about as fast as a convolution (see `SelfAttention.plan`), instead of
+            computing all probabilities. Loading a state dict discards the plan; call `plan_shifts` to restore it.
 
     Returns:
         The copy, on the device of the model. Attention layers have parameters `weight` (heads, in / groups, out),
@@ -74,11 +74,11 @@ def recast(
 
 
 def plan_shifts(model: nn.Module) -> int:
-    """Plan all layers with hard heads to run as shifts (see `SelfAttention.plan`); return the number of these layers.
+    """Make all layers with hard heads run as shifts (see `SelfAttention.plan`); return the number of these layers.
 
     Raises:
         TypeError: If `model` is not a module.
-        ValueError: If a layer with hard heads contains NaN or infinity. No layer is planned in this case.
+        ValueError: If a layer with hard heads contains NaN or infinity. In this case, no layer is changed.
     """
     check_module(model)
     layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, SelfAttention)}

@@ -67,7 +67,9 @@ def _opened(path: Path, labels: str) -> Iterator[pq.ParquetFile]:
             yield file
     except (pa.ArrowException, OSError, KeyError) as error:
         requirement = f"must be a valid parquet file with images in the column 'img' and integers in {labels!r}"
-        raise ValueError(bad(str(path), requirement, str(error), "Download a damaged file again.")) from error
+        raise ValueError(
+            bad(str(path), requirement, str(error), "If the file is damaged, download it again.")
+        ) from error
 
 
 def _read(path: Path, labels: str) -> Iterator[tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]]:

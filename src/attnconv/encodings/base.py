@@ -70,7 +70,8 @@ class Gaussians:
 class Encoding(nn.Module, abc.ABC):
     """Base class of positional encodings: attention scores of each head from positions and, optionally, content.
 
-    Plans, error bounds, pruning, statistics and the explorer use only methods of this class and support any subclass.
+    The other parts of the library, such as layers, statistics and the explorer, access encodings only through the
+    methods of this class, and therefore support any subclass that implements them.
 
     Args:
         heads: Number of heads h, at least 1.
@@ -100,8 +101,8 @@ class Encoding(nn.Module, abc.ABC):
         """Return the terms of the attention scores at all lattice points; attention is the softmax of their sum.
 
         Lattice points are keys and padding (see `attnconv.grid`). The dictionary has one entry for each term of the
-        paper's equations (7) and (8) that the encoding uses. Its keys are among `content-content`, `content-position`,
-        `position-content` and `position-position`.
+        paper's equations (7) and (8) that the encoding uses. The possible names are `content-content`,
+        `content-position`, `position-content` and `position-position`.
         """
 
     def gaussians(self) -> Gaussians | None:

@@ -210,7 +210,8 @@ def attention_row(
         part: Scores in the softmax: `both`, `content` or `position`. Layers of kind `rows` have only `both`.
 
     Returns:
-        The probabilities. Their sum is 1 (up to float16 rounding for stored rows), or 0 if all attention is elsewhere.
+        The probabilities, normalised over the tokens of the image: their sum is 1 (up to float16 rounding for stored
+        rows), or 0 if the query attends to none of these tokens.
 
     Raises:
         ValueError: If an index is out of range, the layer does not have this part, or the query is not stored.

@@ -71,8 +71,9 @@ def payload(
     """Compute the data about a model that the explorer page shows, as the bytes of a safetensors file.
 
     Layers of this library are stored as tables of scores if their attention depends only on positions, and otherwise as
-    queries and keys if these fit in the budget; reducing their number of channels may change scores by up to 0.01. For
-    all other layers, probabilities are stored for all queries, or for as many evenly spaced ones as fit.
+    queries and keys if these fit in the budget. Queries and keys may be stored with fewer channels, which changes each
+    score by at most 0.01. For all other layers, probabilities are stored for all queries, or for as many evenly spaced
+    ones as fit.
 
     Args:
         model: Any module with attention. It runs in evaluation mode and without gradients.
@@ -86,7 +87,8 @@ def payload(
         budget: Bytes per image, split equally between layers, for everything except images and position tables.
 
     Raises:
-        ValueError: If attention cannot be shown, images are missing, constant or rejected, or `pictures` do not fit.
+        ValueError: If attention cannot be shown; if images are missing, constant or rejected by the model; or if
+            `pictures` do not match `images`.
         TypeError: If `images` is not a floating-point tensor, or `budget` is not an integer.
 
     Example:

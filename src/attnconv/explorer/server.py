@@ -68,7 +68,7 @@ STATUS: Mapping[type[Exception], int] = {
 def app(
     payload: bytes | None, answer: Callable[[bytes, str], bytes] | None = None, *, port: int, page: str | None = None
 ) -> ASGIApp:
-    """Return the ASGI application that serves the page and answers uploaded images.
+    """Return the ASGI application that serves the page and responds to image uploads.
 
     Args:
         payload: Payload that the page shows first; None for a page without a model.

@@ -118,7 +118,7 @@ def attention_parts(attention: nn.Module, name: str = "attention") -> AttentionP
         if not problems:
             return parts
     got = f"{type(attention).__name__} with {', '.join(problems)}"
-    raise ValueError(bad(name, "must be softmax attention with known parts", got, FIX))
+    raise ValueError(bad(name, "must be a softmax attention module whose projections attnconv recognises", got, FIX))
 
 
 def first_tensor(output: object) -> Tensor | None:

@@ -38,5 +38,6 @@ def traced_node(layer: nn.Module, *arguments: Any) -> Any:
         return None
     tracer: Any = arguments[0].tracer
     if not (path := tracer.path_of_module(layer)):
-        raise TypeError(bad("root", "must be a model that contains the layer as a submodule", type(layer).__name__))
+        requirement = f"must be a model that contains the traced {type(layer).__name__} as a submodule"
+        raise TypeError(bad("root", requirement, type(tracer.root).__name__))
     return tracer.create_proxy("call_module", path, arguments, {})

@@ -31,7 +31,8 @@ class AttentionSettings:
         mlp_width: Number of hidden channels of each block's MLP.
         downsampling: Side in pixels of the square patch that becomes one position. It must divide the image size.
         dropout: Dropout rate of each residual branch, at least 0 and below 1.
-        attention_dropout: Dropout rate of attention probabilities. With a rate above 0, dense matrices are computed.
+        attention_dropout: Dropout rate of attention probabilities. A rate above 0 requires the full attention
+            matrices, which is slower.
         norm: Layer normalisation after each residual sum ("post", as in the paper) or before each branch ("pre").
         norm_epsilon: Constant that layer normalisation adds to the variance.
         head_channels: Number of channels of each head's values. By default, the value and output projections of a

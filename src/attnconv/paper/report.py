@@ -40,6 +40,7 @@ def write_paper(
     runs: Mapping[str, Sequence[RunFolder]],
     out: str | Path,
     *,
+    data_root: str | None = None,
     command: str = "attnconv reproduce",
     notes: Sequence[str] = (),
 ) -> Path:
@@ -50,6 +51,7 @@ def write_paper(
     Args:
         runs: Run folders of each model, one per seed, by model name (one of `ALL_RUNS`).
         out: Output folder; existing files with the same names are overwritten.
+        data_root: Folder that contains CIFAR-10; None for the folder in the settings of each run.
         command: Command shown on the page; it trains a missing model NAME if ` --only NAME` is appended.
         notes: Sentences for the top of the page.
 
@@ -62,7 +64,7 @@ def write_paper(
     """
     if unknown := [name for name in runs if name not in ALL_RUNS]:
         raise ValueError(bad("runs", f"keys must be model names ({', '.join(ALL_RUNS)})", ", ".join(unknown)))
-    every = {name: [RunData(name, folder) for folder in folders] for name, folders in runs.items() if folders}
+    every = {name: [RunData(name, run, data_root) for run in several] for name, several in runs.items() if several}
     known = {name: several for name, several in every.items() if name in PAPER_MODELS}
     out, missing = Path(out), list[str]()
     first = {name: several[0] for name, several in known.items()}
@@ -125,7 +127,7 @@ def _tables(every: Runs, known: Runs, command: str, missing: list[str]) -> dict[
     observations = observe(every)
     for one in observations:
         made = f"To train its runs: {command} --only {' '.join(one.claim.models)}"
-        missing += [f"Observation {one.claim.key!r}: {problem}. {made}" for problem in one.problems]
+        missing += [f"Observation {one.claim.key!r}: {problem.removesuffix('.')}. {made}" for problem in one.problems]
     shown = "quadratic" if "quadratic" in known else next((name for name in known if name != "resnet18"), None)
     return {
         "table-1": tables.table_of_accuracy(known, 1),

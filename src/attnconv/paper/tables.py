@@ -37,7 +37,7 @@ PAPER_TABLE_2: Sequence[tuple[str, str, str]] = (
     ("number of heads", "9", "model.heads_per_layer"),
     ("hidden dimension", "400", "model.width"),
     ("intermediate dimension", "512", "model.mlp_width"),
-    ("invertible pooling width", "2", "model.downsampling"),
+    ("invertible pooling width (pixels)", "2", "model.downsampling"),
     ("dropout probability", "0.1", "model.dropout"),
     ("layer normalization epsilon", "1e-12", "model.norm_epsilon"),
     ("number of epochs", "300", "train.epochs"),
@@ -116,9 +116,9 @@ def table_of_accuracy(runs: Runs, number: int) -> PaperTable:
         "preset and runs, here",
         "parameters, paper",
         "parameters, here",
-        "FLOPs, paper",
-        "FLOPs, here (as in the paper)",
-        "FLOPs, here (total)",
+        "FLOPs per image, paper",
+        "FLOPs per image, here (as in the paper)",
+        "FLOPs per image, here (total)",
     )
     return PaperTable(Table(title, columns, rows), {"data": data, "rows": entries})
 
@@ -224,7 +224,14 @@ def table_of_counts() -> PaperTable:
         size, way, everything = (f"{count:,}" for count in counts.values())
         entries.append({"model": model.title, **counts})
         rows.append((model.title, model.parameters, size, model.flops, way, everything))
-    columns = ("Models", "parameters, paper", "exact", "FLOPs, paper", "exact, as in the paper", "exact, total")
+    columns = (
+        "Models",
+        "parameters, paper",
+        "parameters, exact",
+        "FLOPs per image, paper",
+        "FLOPs per image, exact (as in the paper)",
+        "FLOPs per image, exact (total)",
+    )
     title = "Tables 1 and 4: model sizes in the paper, and exact counts for the presets"
     return PaperTable(Table(title, columns, tuple(rows)), {"rows": entries})
 

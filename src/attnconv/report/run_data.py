@@ -42,10 +42,12 @@ class RunData:
     """Data of a run, computed on demand and cached; head statistics include all queries of its `images`.
 
     `name` is that of the run folder or, in a reproduction, of the model (from `ALL_RUNS`). Nothing is downloaded.
+    `data_root` is the folder of the images; None for the folder in the run's settings.
     """
 
     name: str
     folder: RunFolder
+    data_root: str | None = None
 
     @cached_property
     def settings(self) -> RunSettings:
@@ -110,7 +112,8 @@ class RunData:
         return load_model(self.folder.last_weights)
 
     def data(self) -> Splits:
-        return _loaded(replace(self.settings.data, download=False))
+        data = self.settings.data
+        return _loaded(replace(data, root=self.data_root or data.root, download=False))
 
     def normalised(self, images: Tensor, loaded: LoadedModel) -> Tensor:
         """Normalise images of `data` as in training."""

@@ -47,7 +47,7 @@ class LayerStart:
         mass: Mean attention of each head at its shift, 0 to 1, over the queries whose shifted position is in the image;
             empty unless `attention` is "convolution".
         error: `|layer - convolution| / |convolution|` at the image tokens, for the convolution with replicate padding
-            and the filters stored in the layer. This error is caused by attention.
+            and the filters stored in the layer. It arises because the heads also attend to other tokens.
         filter_error: `|stored - given| / |given|` of the filters, nonzero if the rank of the given filters is too high
             for the heads; 0 if `values` is not a tensor.
         given_error: Like `error`, but for the given filters; also caused by the rank limit and by projecting out the

@@ -184,5 +184,5 @@ def starting_model(run: RunFolder) -> nn.Module:
     for now, then in zip(made, recorded, strict=False):  # the record may be empty
         if not torch.allclose(torch.tensor(now), torch.tensor(then), atol=1e-5):
             got, fix = f"different centres for {run.path}", "Use the version of attnconv that wrote the run."
-            raise ValueError(bad("run", "must start from the centres in heads.jsonl", got, fix))
+            raise ValueError(bad("run", "must have the initial centres that its heads.jsonl records", got, fix))
     return model.eval()
