@@ -25,7 +25,11 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         query, key, value = self.qkv(x).unflatten(-1, (3, self.num_heads, self.head_dim)).permute(2, 0, 3, 1, 4)
-        out = F.scaled_dot_product_attention(self.q_norm(query), self.k_norm(key), value)
+        query, key = self.q_norm(query), self.k_norm(key)
+        if self.fused_attn:
+            out = F.scaled_dot_product_attention(query, key, value)
+        else:
+            out = self.attn_drop(torch.softmax(self.scale * query @ key.mT, -1)) @ value
         projected: Tensor = self.proj_drop(self.proj(out.transpose(1, 2).flatten(2)))
         return projected
 
