@@ -1,0 +1,106 @@
+"""Training of any classifier with the library's training loop; finished runs are kept, interrupted ones resumed."""
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from attnconv._util.settings import plain
+from attnconv.data.image_set import Splits
+from attnconv.data.load_splits import load_data
+from attnconv.data.settings import AugmentSettings, DataSettings
+from attnconv.models.presets import preset_settings
+from attnconv.training.evaluation import device_of
+from attnconv.training.loop import TrainingLoop, numerics
+from attnconv.training.run_recorder import read_state, save_state
+from attnconv.training.settings import OptimSettings, RunSettings, ScheduleSettings, TrainSettings
+from experiments.common import kept
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Training of every model of an experiment."""
+
+    optim: OptimSettings
+    """Optimiser."""
+    train: TrainSettings
+    """Duration, precision and device. The seed is set for each run."""
+    schedule: ScheduleSettings = field(default_factory=lambda: ScheduleSettings(warmup=0.1))
+    """Learning rate schedule."""
+    augment: AugmentSettings = field(default_factory=AugmentSettings)
+    """Augmentation of training images."""
+    limit: int | None = None
+    """Number of training images; None for all 50,000."""
+
+    def settings(self, root: Path, seed: int) -> RunSettings:
+        """Return the settings of a run on CIFAR-10; their model is not used."""
+        return RunSettings(
+            preset="",
+            model=preset_settings("quadratic-small"),
+            data=DataSettings(root=str(root), validation=0, limit=self.limit, download=False),
+            augment=self.augment,
+            optim=self.optim,
+            schedule=self.schedule,
+            train=replace(self.train, seed=seed, test_curve=True),
+        )
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Measurements of a run, one per epoch; accuracies are from 0 to 1."""
+
+    parameters: int
+    loss: list[float]
+    train_accuracy: list[float]
+    test_accuracy: list[float]
+    seconds: list[float]
+
+
+def data_of(recipe: Recipe, root: Path) -> Splits:
+    """Return the images of the runs."""
+    return load_data(recipe.settings(root, 0).data)
+
+
+def trained(
+    folder: Path, name: str, key: Any, make: Callable[[], nn.Module], settings: RunSettings, data: Splits
+) -> dict[str, Any]:
+    """Return the `Curve` of a run as plain values; train the model if the folder does not contain this run.
+
+    Args:
+        folder: Folder of all runs. An interrupted run continues after its last complete epoch.
+        name: Name of the run.
+        key: JSON values on which the model depends; they and the settings identify the run.
+        make: Function that builds the model.
+        settings: Settings of the run.
+        data: Images of the run.
+    """
+    on = [key, plain(replace(settings, data=replace(settings.data, root="")))]
+    return kept(folder, name, on, lambda: _train(folder / f"{name.replace(' ', '-')}.state", on, make, settings, data))
+
+
+def _train(file: Path, on: Any, make: Callable[[], nn.Module], settings: RunSettings, data: Splits) -> Curve:
+    device = device_of(settings.train.accelerator)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with numerics(device):
+        model = make()
+        curve = Curve(sum(weight.numel() for weight in model.parameters()), [], [], [], [])
+        loop = TrainingLoop(settings, model, data, device)
+        if file.is_file() and (state := read_state(file))["on"] == on:
+            loop.load_state(state)
+            curve = Curve(**state["curve"])
+        while loop.epoch < settings.train.epochs:
+            start = time.perf_counter()
+            loop.train_epoch(lambda: None)
+            found = loop.evaluate()
+            curve.seconds.append(time.perf_counter() - start)
+            curve.loss.append(found["train"].loss)
+            curve.train_accuracy.append(found["train"].accuracy)
+            curve.test_accuracy.append(found["test"].accuracy)
+            save_state(file, {"on": on, "curve": asdict(curve), **loop.state()})
+            print(f"{file.stem}, epoch {loop.epoch}: loss {curve.loss[-1]:.3f},", end=" ")
+            print(f"accuracy: train {curve.train_accuracy[-1]:.2%}, test {curve.test_accuracy[-1]:.2%}", flush=True)
+    file.unlink()
+    return curve
