@@ -87,7 +87,7 @@ def test_other_parts_are_refused_by_name(name: str, value: Any, words: str) -> N
 def test_parts_of_no_known_attention_are_refused(name: str, value: Any, words: str) -> None:
     module = Attention(24, 3)
     setattr(module, name, value)
-    with pytest.raises(ValueError, match=f"attention: must be softmax attention .*{words}"):
+    with pytest.raises(ValueError, match=f"attention: must be a softmax attention module .*{words}"):
         attention_parts(module)
 
 
