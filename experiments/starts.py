@@ -3,9 +3,10 @@
     python -m experiments.starts --root PATH/TO/CIFAR --out results/starts
 
 Each run is kept and is not trained again; an interrupted run continues. To share the work between processes, let each
-train other seeds or other starts, with `--no-tables`, and run the command once more without it.
+train other seeds or other rows, with `--no-tables`, and run the command once more without it.
 """
 
+import copy
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -16,27 +17,53 @@ import tyro
 
 from attnconv.data.augmentation import normalise
 from attnconv.data.image_set import Splits
+from attnconv.data.settings import AugmentSettings
 from attnconv.surgery import initialize
-from attnconv.training.settings import OptimSettings, TrainSettings
+from attnconv.training.settings import AcceleratorName, OptimSettings, ScheduleSettings, TrainSettings
 from experiments.common import spread, write_results
 from experiments.small_vit import SmallViT
 from experiments.training import Recipe, data_of, trained
 
-# Arguments of `initialize`; None keeps the initialisation of the model.
-STARTS: dict[str, dict[str, Any] | None] = {
-    "default": None,
-    "mimetic": {"method": "mimetic"},
-    "mimetic values": {"method": "mimetic", "attention": "unchanged"},
-    "mimetic scores": {"method": "mimetic", "values": "unchanged"},
-    "impulse": {"method": "impulse"},
-    "conditioned": {"method": "conditioned"},
-    "convolution 0.9, default values": {"mass": 0.9, "values": "unchanged"},
-    "convolution 0.5, default values": {"mass": 0.5, "values": "unchanged"},
-    "convolution 0.9": {"mass": 0.9},
-    "convolution 0.5": {"mass": 0.5},
-    "convolution 0.3": {"mass": 0.3},
-    "convolution 0.5, +0.4 I": {"mass": 0.5, "identity": 0.4},
-    "convolution 0.5, short positions": {"mass": 0.5, "position_length": 0.5},
+
+@dataclass(frozen=True)
+class Row:
+    """One row of the table: an initialisation, and changes to the recipe."""
+
+    options: dict[str, Any] | None
+    """Arguments of `initialize`; None keeps the initialisation of the model."""
+    rate: float = 1e-3
+    weight_decay: float = 0.05
+    clip: float | None = 1.0
+    warmup: float = 0.1
+    class_token: bool = False
+    free: bool = False
+    """Restore the patch embedding and the MLPs, which `initialize` projects off the subspace of positions."""
+
+
+BEST = {"mass": 0.5}
+ROWS: dict[str, Row] = {
+    "default": Row(None),
+    "default, rate 0.0005": Row(None, rate=5e-4),
+    "default, rate 0.002": Row(None, rate=2e-3),
+    "default, weight decay 0.2": Row(None, weight_decay=0.2),
+    "default, class token": Row(None, class_token=True),
+    "default, no clipping, short warm-up": Row(None, clip=None, warmup=0.01),
+    "mimetic": Row({"method": "mimetic"}),
+    "mimetic values": Row({"method": "mimetic", "attention": "unchanged"}),
+    "mimetic scores": Row({"method": "mimetic", "values": "unchanged"}),
+    "impulse": Row({"method": "impulse"}),
+    "conditioned": Row({"method": "conditioned"}),
+    "convolution": Row(BEST),
+    "convolution, mass 0.9": Row({"mass": 0.9}),
+    "convolution, mass 0.3": Row({"mass": 0.3}),
+    "convolution, default values": Row({**BEST, "values": "unchanged"}),
+    "convolution, mass 0.9, default values": Row({"mass": 0.9, "values": "unchanged"}),
+    "convolution, values +0.4 I": Row({**BEST, "identity": 0.4}),
+    "convolution, half as long positions": Row({**BEST, "position_length": 0.5}),
+    "convolution, writers not projected": Row(BEST, free=True),
+    "convolution, class token": Row(BEST, class_token=True),
+    "convolution, no clipping, short warm-up": Row(BEST, clip=None, warmup=0.01),
+    "convolution, rate 0.002": Row(BEST, rate=2e-3),
 }
 
 
@@ -50,10 +77,10 @@ class Settings:
     """Output folder for the tables; None only prints them."""
     kept: Path = Path("runs/starts")
     """Folder of finished and interrupted runs."""
-    starts: tuple[str, ...] = tuple(STARTS)
-    """Initialisations, see STARTS."""
+    rows: tuple[str, ...] = tuple(ROWS)
+    """Rows of the table, see ROWS."""
     seeds: tuple[int, ...] = (0, 1, 2)
-    """Seeds of the runs of each initialisation."""
+    """Seeds of the runs of each row."""
     width: int = 128
     """Number of channels."""
     heads: int = 4
@@ -62,41 +89,56 @@ class Settings:
     """Number of layers."""
     patch: int = 4
     """Side of a patch in pixels."""
-    class_token: bool = False
-    """Classify a class token instead of the mean over tokens."""
-    recipe: Recipe = field(
-        default_factory=lambda: Recipe(
-            OptimSettings(name="adamw", learning_rate=1e-3, weight_decay=0.05, decay_vectors=False, clip=1.0),
-            TrainSettings(epochs=20, batch_size=125, precision="bf16"),
-        )
-    )
-    """Training, the same for all initialisations."""
+    epochs: int = 20
+    """Number of epochs."""
+    limit: int | None = None
+    """Number of training images; None for all 50,000."""
+    augment: AugmentSettings = field(default_factory=AugmentSettings)
+    """Augmentation of training images."""
+    device: AcceleratorName = "auto"
+    """Device to train on."""
     tables: bool = True
     """Write the tables after training."""
 
 
 def main(settings: Settings) -> None:
     """Train the models that are missing, and print and write the table."""
-    torch.set_num_threads(1)
-    data = data_of(settings.recipe, settings.root)
-    runs = [(start, seed, run(start, seed, data, settings)) for seed in settings.seeds for start in settings.starts]
+    data = data_of(recipe(ROWS["default"], settings), settings.root)
+    runs = [(row, seed, run(row, seed, data, settings)) for seed in settings.seeds for row in settings.rows]
     if settings.tables:
         text = table(runs)
         print(text)
         if settings.out is not None:
-            records = [{"start": start, "seed": seed, **record} for start, seed, record in runs]
+            records = [{"row": row, "seed": seed, **record} for row, seed, record in runs]
             write_results(settings.out, "starts", settings, text, {"runs": records})
 
 
-def run(start: str, seed: int, data: Splits, settings: Settings) -> dict[str, Any]:
+def recipe(row: Row, settings: Settings) -> Recipe:
+    """Return the recipe of a row."""
+    return Recipe(
+        OptimSettings(
+            name="adamw",
+            learning_rate=row.rate,
+            weight_decay=row.weight_decay,
+            decay_vectors=False,
+            clip=row.clip,
+        ),
+        TrainSettings(epochs=settings.epochs, batch_size=125, precision="bf16", accelerator=settings.device),
+        ScheduleSettings(warmup=row.warmup),
+        settings.augment,
+        settings.limit,
+    )
+
+
+def run(name: str, seed: int, data: Splits, settings: Settings) -> dict[str, Any]:
     """Return the curve of a run; train it if it is missing."""
-    options, sizes = STARTS[start], (settings.width, settings.heads, settings.depth, settings.patch)
-    make = partial(build, options, seed, data, settings)
-    key = [seed, options, sizes, settings.class_token]
-    return trained(settings.kept, f"{start} {seed}", key, make, settings.recipe.settings(settings.root, seed), data)
+    row, sizes = ROWS[name], (settings.width, settings.heads, settings.depth, settings.patch)
+    key = [seed, row.options, row.free, row.class_token, *sizes]
+    training = recipe(row, settings).settings(settings.root, seed)
+    return trained(settings.kept, f"{name} {seed}", key, partial(build, row, seed, data, settings), training, data)
 
 
-def build(options: dict[str, Any] | None, seed: int, data: Splits, settings: Settings) -> SmallViT:
+def build(row: Row, seed: int, data: Splits, settings: Settings) -> SmallViT:
     """Return an initialised model."""
     torch.manual_seed(seed)
     model = SmallViT(
@@ -104,22 +146,25 @@ def build(options: dict[str, Any] | None, seed: int, data: Splits, settings: Set
         dim=settings.width,
         depth=settings.depth,
         num_heads=settings.heads,
-        prefix=int(settings.class_token),
+        prefix=int(row.class_token),
     )
     for block in model.blocks:
         block.attn.fused_attn = False  # explicit matrices are more than twice as fast to train on one thread
-    if options is not None:
-        images = data.train.images[:16]
-        initialize(model, images=normalise(images, data.mean, data.std), **options)
+    if row.options is not None:
+        images, before = data.train.images[:16], copy.deepcopy(model.state_dict())
+        initialize(model, images=normalise(images, data.mean, data.std), **row.options)
+        if row.free:
+            kept = {name: value for name, value in before.items() if name.startswith("patch_embed") or ".mlp." in name}
+            model.load_state_dict(kept, strict=False)
     return model
 
 
 def table(runs: list[tuple[str, int, dict[str, Any]]]) -> str:
     """Return the Markdown table of initialisations, with mean and standard deviation over seeds."""
     lines = ["| initialisation | test accuracy | runs |", "|---|---|---|"]
-    for start in dict.fromkeys(start for start, _, _ in runs):
-        found = [record["test_accuracy"][-1] for name, _, record in runs if name == start]
-        lines.append(f"| {start} | {spread(found, percent=True)} | {len(found)} |")
+    for row in dict.fromkeys(row for row, _, _ in runs):
+        found = [record["test_accuracy"][-1] for name, _, record in runs if name == row]
+        lines.append(f"| {row} | {spread(found, percent=True)} | {len(found)} |")
     return "\n".join(lines)
 
 

@@ -15,7 +15,7 @@ from attnconv.training.settings import TrainSettings
 from experiments import gated_recast, starts, training
 from experiments.resnet20 import ResNet20
 from experiments.small_vit import SmallViT
-from experiments.training import Recipe, trained
+from experiments.training import trained
 from tests.tolerances import tolerance
 
 
@@ -33,14 +33,11 @@ def data(monkeypatch: pytest.MonkeyPatch) -> Splits:
     return made
 
 
-def short(recipe: Recipe) -> Recipe:
-    return replace(recipe, train=TrainSettings(epochs=2, batch_size=8, precision="bf16", accelerator="cpu"))
-
-
 def test_an_interrupted_run_continues_as_if_it_had_not_been(
     data: Splits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recipe = short(starts.Settings(tmp_path).recipe)
+    recipe = starts.recipe(starts.ROWS["default"], starts.Settings(tmp_path))
+    recipe = replace(recipe, train=replace(recipe.train, epochs=2, batch_size=8, accelerator="cpu"))
 
     def make() -> SmallViT:
         torch.manual_seed(0)
@@ -73,17 +70,19 @@ def test_starts_from_beginning_to_end(data: Splits, tmp_path: Path) -> None:
         tmp_path,
         out=tmp_path / "out",
         kept=tmp_path / "kept",
-        starts=("default", "impulse", "convolution 0.5"),
+        rows=("default", "impulse", "convolution, writers not projected"),
         seeds=(0, 1),
         width=32,
         heads=2,
         depth=1,
         patch=8,
+        epochs=1,
+        device="cpu",
     )
-    starts.main(replace(made, recipe=short(made.recipe)))
+    starts.main(made)
     record = json.loads((tmp_path / "out" / "results.json").read_text())
-    assert [run["start"] for run in record["runs"]] == 2 * ["default", "impulse", "convolution 0.5"]
-    assert "| convolution 0.5 |" in (tmp_path / "out" / "table.md").read_text()
+    assert [run["row"] for run in record["runs"]] == 2 * list(made.rows)
+    assert "| impulse |" in (tmp_path / "out" / "table.md").read_text()
 
 
 class TestGatedRecast:
@@ -95,7 +94,8 @@ class TestGatedRecast:
         return gated_recast.Settings(tmp_path / "cnn.th", tmp_path, out=tmp_path / "out", kept=tmp_path / "kept")
 
     def test_from_beginning_to_end(self, made: gated_recast.Settings, data: Splits, tmp_path: Path) -> None:
-        gated_recast.main(replace(made, seeds=(0,), recipe=short(made.recipe)))
+        recipe = replace(made.recipe, train=TrainSettings(epochs=1, batch_size=8, accelerator="cpu"))
+        gated_recast.main(replace(made, seeds=(0,), recipe=recipe))
         record = json.loads((tmp_path / "out" / "results.json").read_text())
         assert [run["network"] for run in record["runs"]] == ["CNN", "gated attention"]
 
