@@ -91,6 +91,8 @@ class Settings:
     """Side of a patch in pixels."""
     epochs: int = 20
     """Number of epochs."""
+    batch_size: int = 125
+    """Batch size."""
     limit: int | None = None
     """Number of training images; None for all 50,000."""
     augment: AugmentSettings = field(default_factory=AugmentSettings)
@@ -123,7 +125,9 @@ def recipe(row: Row, settings: Settings) -> Recipe:
             decay_vectors=False,
             clip=row.clip,
         ),
-        TrainSettings(epochs=settings.epochs, batch_size=125, precision="bf16", accelerator=settings.device),
+        TrainSettings(
+            epochs=settings.epochs, batch_size=settings.batch_size, precision="bf16", accelerator=settings.device
+        ),
         ScheduleSettings(warmup=row.warmup),
         settings.augment,
         settings.limit,

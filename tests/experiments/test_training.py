@@ -77,6 +77,7 @@ def test_starts_from_beginning_to_end(data: Splits, tmp_path: Path) -> None:
         depth=1,
         patch=8,
         epochs=1,
+        batch_size=8,
         device="cpu",
     )
     starts.main(made)
