@@ -10,7 +10,7 @@ from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from attnconv.report.figure_style import GRID, INK, colour_of, house_style, printable, shape_of
 from benchmarks.measure import exponent
-from benchmarks.results import QUESTIONS, Results
+from benchmarks.results import Results
 
 T = TypeVar("T")
 _PLAIN = FuncFormatter(lambda x, _: f"{x:g}")
@@ -21,7 +21,10 @@ def ratios(results: Results) -> Figure:
     rows = [row for row in results.rows if row.ratio is not None]
     cases, contenders = _unique(row.case for row in rows), _unique(row.contender for row in rows)
     with house_style():
-        figure, axes = _axes(results, 1.6 + len(cases) * (0.16 + 0.13 * len(contenders)))
+        figure, axes = _axes(
+            "Time of position-only layers compared with a direct softmax",
+            1.6 + len(cases) * (0.16 + 0.13 * len(contenders)),
+        )
         axes.axvline(1.0, color=INK, linewidth=0.8, linestyle="--")
         for index, contender in enumerate(contenders):
             shift = (index - (len(contenders) - 1) / 2) * 0.6 / len(contenders)
@@ -44,7 +47,7 @@ def ratios(results: Results) -> Figure:
 def growth(results: Results) -> Figure:
     """Plot seconds over positions on logarithmic axes; bars show the range over rounds."""
     with house_style():
-        figure, axes = _axes(results, 4.2)
+        figure, axes = _axes("Time of full attention up to a megapixel", 4.2)
         for index, contender in enumerate(_unique(row.contender for row in results.rows)):
             rows = [row for row in results.rows if row.contender == contender]
             pixels, seconds = np.asarray([row.pixels for row in rows], float), np.asarray([row.median for row in rows])
@@ -61,16 +64,16 @@ def growth(results: Results) -> Figure:
         for axis in (axes.xaxis, axes.yaxis):
             axis.set_minor_formatter(NullFormatter())
         axes.grid(color=GRID, linewidth=0.7)
-        figure.legend(loc="outside lower center", ncols=2)
+        figure.legend(loc="outside lower center", ncols=2, title="alpha: sharpness of the heads, in 1 / position²")
     return figure
 
 
 FIGURES: Mapping[str, Callable[[Results], Figure]] = {"position-only": ratios, "megapixel": growth}
 
 
-def _axes(results: Results, height: float) -> tuple[Figure, Axes]:
+def _axes(title: str, height: float) -> tuple[Figure, Axes]:
     figure = Figure(figsize=(7.2, height), layout="constrained")
-    figure.suptitle(printable(QUESTIONS[results.name], width=68))
+    figure.suptitle(title)
     axes = figure.subplots()
     axes.spines[["top", "right"]].set_visible(False)
     return figure, axes

@@ -65,8 +65,9 @@ _SCORE_TEXT = (
     "Heads with the same Gaussian around every query form a blurred convolution: low score, constancy near 1."
 )
 _LAYER_TEXT = (
-    "Constancy (0 to 1): how constant the attention patterns are as the query moves, averaged over heads. Coverage (0 "
-    "to 1): mean attention of distinct heads to the taps of the centred kernel that they could form. Tap residual (0 "
+    "Positions: rows x columns of the grid of tokens; on images of H x W pixels, one position covers H / rows x W / "
+    "columns pixels. Constancy (0 to 1): how constant the attention patterns are as the query moves, averaged over "
+    "heads. Coverage (0 to 1): mean attention of distinct heads to the taps of the centred kernel that they could form. Tap residual (0 "
     "to 1): relative distance of these taps from the span of the heads' profiles (mean attention at each shift). "
     "Redundancy (0 to 1): mean cosine between the profiles of two heads. Receptive field: root mean square distance "
     "from the centre of the mean profile. Content share (0 to 1): share of the variance of probabilities that is due "
