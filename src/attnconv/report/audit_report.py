@@ -67,12 +67,13 @@ _SCORE_TEXT = (
 _LAYER_TEXT = (
     "Positions: rows x columns of the grid of tokens; on images of H x W pixels, one position covers H / rows x W / "
     "columns pixels. Constancy (0 to 1): how constant the attention patterns are as the query moves, averaged over "
-    "heads. Coverage (0 to 1): mean attention of distinct heads to the taps of the centred kernel that they could form. Tap residual (0 "
-    "to 1): relative distance of these taps from the span of the heads' profiles (mean attention at each shift). "
-    "Redundancy (0 to 1): mean cosine between the profiles of two heads. Receptive field: root mean square distance "
-    "from the centre of the mean profile. Content share (0 to 1): share of the variance of probabilities that is due "
-    f"to differences between images. {KERNEL} x {KERNEL} residual (0 to 1): relative norm of the part of {KERNEL} x "
-    f"{KERNEL} kernels that no value weights of the layer can express, if attention depends only on positions."
+    "heads. Coverage (0 to 1): mean attention of distinct heads to the taps of the centred kernel that they could "
+    "form. Tap residual (0 to 1): relative distance of these taps from the span of the heads' profiles (mean "
+    "attention at each shift). Redundancy (0 to 1): mean cosine between the profiles of two heads. Receptive field: "
+    "root mean square distance from the centre of the mean profile. Content share (0 to 1): share of the variance of "
+    f"probabilities that is due to differences between images. {KERNEL} x {KERNEL} residual (0 to 1): relative norm of"
+    f" the part of {KERNEL} x {KERNEL} kernels that no value weights of the layer can express, if attention depends "
+    "only on positions."
 )
 _HEAD_TEXT = (
     "Attention of each head (numbered from 0) at the shifts around the query, averaged over queries and images. A "
