@@ -135,14 +135,19 @@ def kept(folder: Path, name: str, on: Sequence[Any], make: Callable[[], Any]) ->
         on: JSON values that the result depends on; they are part of the cache key.
         make: Function that computes the result, a dataclass.
     """
-    digest = hashlib.sha256(json.dumps(on).encode()).hexdigest()[:12]
-    file = folder / digest / f"{name.replace(' ', '-')}.json"
+    file = kept_file(folder, name, on)
     if not file.is_file():
         result = asdict(make())
         file.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(file, json.dumps(result).encode())
     values: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     return values
+
+
+def kept_file(folder: Path, name: str, on: Sequence[Any]) -> Path:
+    """Return the file in which `kept` caches a result."""
+    digest = hashlib.sha256(json.dumps(on).encode()).hexdigest()[:12]
+    return folder / digest / f"{name.replace(' ', '-')}.json"
 
 
 def write_results(

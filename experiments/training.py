@@ -17,7 +17,7 @@ from attnconv.training.evaluation import device_of
 from attnconv.training.loop import TrainingLoop, numerics
 from attnconv.training.run_recorder import read_state, save_state
 from attnconv.training.settings import OptimSettings, RunSettings, ScheduleSettings, TrainSettings
-from experiments.common import kept
+from experiments.common import kept, kept_file
 
 
 @dataclass(frozen=True)
@@ -78,17 +78,19 @@ def trained(
         data: Images of the run.
     """
     on = [key, plain(replace(settings, data=replace(settings.data, root="")))]
-    return kept(folder, name, on, lambda: _train(folder / f"{name.replace(' ', '-')}.state", on, make, settings, data))
+    state = kept_file(folder, name, on).with_suffix(".state")
+    return kept(folder, name, on, lambda: _train(state, make, settings, data))
 
 
-def _train(file: Path, on: Any, make: Callable[[], nn.Module], settings: RunSettings, data: Splits) -> Curve:
+def _train(file: Path, make: Callable[[], nn.Module], settings: RunSettings, data: Splits) -> Curve:
     device = device_of(settings.train.accelerator)
     file.parent.mkdir(parents=True, exist_ok=True)
     with numerics(device):
         model = make()
         curve = Curve(sum(weight.numel() for weight in model.parameters()), [], [], [], [])
         loop = TrainingLoop(settings, model, data, device)
-        if file.is_file() and (state := read_state(file))["on"] == on:
+        if file.is_file():
+            state = read_state(file)
             loop.load_state(state)
             curve = Curve(**state["curve"])
         while loop.epoch < settings.train.epochs:
@@ -99,7 +101,7 @@ def _train(file: Path, on: Any, make: Callable[[], nn.Module], settings: RunSett
             curve.loss.append(found["train"].loss)
             curve.train_accuracy.append(found["train"].accuracy)
             curve.test_accuracy.append(found["test"].accuracy)
-            save_state(file, {"on": on, "curve": asdict(curve), **loop.state()})
+            save_state(file, {"curve": asdict(curve), **loop.state()})
             print(f"{file.stem}, epoch {loop.epoch}: loss {curve.loss[-1]:.3f},", end=" ")
             print(f"accuracy: train {curve.train_accuracy[-1]:.2%}, test {curve.test_accuracy[-1]:.2%}", flush=True)
     file.unlink()
