@@ -1,0 +1,170 @@
+"""Initial values, centres and block designs of attention-only networks on CIFAR-10, one change at a time.
+
+    python -m experiments.attention_only --root PATH/TO/CIFAR --out results/attention-only
+
+Every model has the sizes of the preset `quadratic-small` or, with `--width 64`, of scale `mini`. Runs are kept as in
+`experiments.starts`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import tyro
+from torch import Tensor, nn
+
+from attnconv.layers import GatedPositionalAttention
+from attnconv.models import build
+from attnconv.models.presets import PRESETS
+from attnconv.models.settings import AttentionSettings
+from attnconv.training.recipes import recipe as preset_recipe
+from attnconv.training.settings import AcceleratorName
+from experiments.common import spread, write_results
+from experiments.training import Recipe, data_of, trained
+
+Values = Literal["default", "+I", "-I", "mimetic"]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of the table."""
+
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    """Changes to the settings of the model."""
+    values: Values = "default"
+    """Sum over heads of the initial value and output matrices; each head reads its own slice of the channels."""
+    spread: float | None = None
+    """Initial inverse width of all heads, in 1 / position; None keeps that of the model."""
+    gated: bool = False
+    """Use ConViT's layers, with attention to content beside attention to positions, and heads of width / 9 channels."""
+
+
+LEARNED = {"encoding": "learned"}
+ROWS: dict[str, Row] = {
+    "quadratic": Row(),
+    "quadratic, +I": Row(values="+I"),
+    "quadratic, -I": Row(values="-I"),
+    "quadratic, mimetic": Row(values="mimetic"),
+    "quadratic, 3 x 3 centres": Row({"centres": "near"}),
+    "quadratic, 3 x 3 centres, -I": Row({"centres": "near"}, values="-I"),
+    "quadratic, 3 x 3 centres, mimetic": Row({"centres": "near"}, values="mimetic"),
+    "quadratic, 3 x 3 centres, width 1, mimetic": Row({"centres": "near"}, values="mimetic", spread=1.0),
+    "quadratic, post-norm": Row({"norm": "post"}),
+    "quadratic, factored heads, 8 layers": Row({"head_channels": 16, "layers": 8}),
+    "learned": Row(LEARNED),
+    "learned, -I": Row(LEARNED, values="-I"),
+    "learned, mimetic": Row(LEARNED, values="mimetic"),
+    "gated": Row(gated=True),
+}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Arguments of the script."""
+
+    root: Path
+    """Folder of CIFAR-10."""
+    out: Path | None = None
+    """Output folder for the tables; None only prints them."""
+    kept: Path = Path("runs/attention-only")
+    """Folder of finished and interrupted runs."""
+    rows: tuple[str, ...] = tuple(ROWS)
+    """Rows of the table, see ROWS."""
+    seeds: tuple[int, ...] = (0, 1, 2)
+    """Seeds of the runs of each row."""
+    width: int = 64
+    """Number of channels; the MLPs have twice as many."""
+    epochs: int = 10
+    """Number of epochs."""
+    device: AcceleratorName = "auto"
+    """Device to train on."""
+    tables: bool = True
+    """Write the tables after training."""
+
+
+class Gated(nn.Module):
+    """ConViT's gated layer for images (b, c, height, width)."""
+
+    def __init__(self, channels: int, heads: int) -> None:
+        super().__init__()
+        self.layer = GatedPositionalAttention(channels, heads)
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = self.layer(x.flatten(2).mT, x.shape[2:])
+        return tokens.mT.unflatten(2, x.shape[2:])
+
+
+def main(settings: Settings) -> None:
+    """Train the models that are missing, and print and write the table."""
+    recipe = recipe_of(settings)
+    data = data_of(recipe, settings.root)
+    runs = []
+    for seed in settings.seeds:
+        for name in settings.rows:
+            row = ROWS[name]
+            key = [seed, dict(row.changes), row.values, row.spread, row.gated, settings.width]
+            training, make = recipe.settings(settings.root, seed), partial(model_of, row, seed, settings)
+            runs.append((name, seed, trained(settings.kept, f"{name} {seed}", key, make, training, data)))
+    if settings.tables:
+        text = table(runs)
+        print(text)
+        if settings.out is not None:
+            records = [{"row": name, "seed": seed, **record} for name, seed, record in runs]
+            write_results(settings.out, "attention_only", settings, text, {"runs": records})
+
+
+def recipe_of(settings: Settings) -> Recipe:
+    """Return the recipe of `quadratic-small`."""
+    known = preset_recipe("quadratic-small")
+    train = replace(known.train, epochs=settings.epochs, accelerator=settings.device)
+    return Recipe(known.optim, train, known.schedule, known.augment)
+
+
+def model_of(row: Row, seed: int, settings: Settings) -> nn.Module:
+    """Return an initialised model."""
+    torch.manual_seed(seed)
+    sizes, heads = PRESETS["quadratic-small"], 9
+    assert isinstance(sizes, AttentionSettings)
+    width = settings.width + (-settings.width % heads if row.gated else 0)  # a multiple of the number of heads
+    model: Any = build(replace(sizes, **{"width": width, "mlp_width": 2 * settings.width, **row.changes}))
+    for block in model.blocks:
+        if row.gated:
+            block.attention = Gated(width, heads)
+        if row.spread is not None:
+            nn.init.constant_(block.attention.encoding.spread, row.spread)
+        if row.values != "default":
+            start_values(block, row.values)
+    return model
+
+
+@torch.no_grad()
+def start_values(block: Any, values: Values) -> None:
+    """Set the sum of the heads' matrices to I, -I or -0.4 I + 0.4 Z; each head reads its own slice of the channels."""
+    weight, linear = block.attention.weight, block.output
+    channels = len(linear.weight)
+    total = torch.eye(channels) * (1.0 if values == "+I" else -1.0)
+    if values == "mimetic":
+        total = 0.4 * total + 0.4 * torch.randn(channels, channels) / channels**0.5
+    weight.zero_()
+    for head, rows in enumerate(torch.arange(channels).tensor_split(len(weight))):
+        weight[head, rows] = total[rows]
+    nn.init.eye_(linear.weight)
+    for bias in (block.attention.bias, linear.bias):
+        nn.init.zeros_(bias)
+
+
+def table(runs: list[tuple[str, int, dict[str, Any]]]) -> str:
+    """Return the Markdown table of models, with mean and standard deviation over seeds."""
+    lines = ["| model | parameters | test accuracy | runs |", "|---|---|---|---|"]
+    for row in dict.fromkeys(name for name, _, _ in runs):
+        records = [record for name, _, record in runs if name == row]
+        found = spread([record["test_accuracy"][-1] for record in records], percent=True)
+        lines.append(f"| {row} | {records[0]['parameters']:,} | {found} | {len(records)} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Settings))
