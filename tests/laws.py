@@ -1,8 +1,8 @@
-"""The contract of attention operators as laws, run over a registry: adding an operator adds one line to `OPERATORS`.
+"""Contract of attention operators, tested for all operators in a registry: a new operator adds a line to `OPERATORS`.
 
-A case is an operator on a grid with the tensors that its values depend on, so that laws can differentiate it. The
-oracle of every law is `operator.to_dense()` contracted by one einsum; that the matrix itself is right is held against
-the page (tests/test_grid.py) and against the softmax of the plain scores (tests/layers).
+A case is an operator on a grid and the tensors that its values depend on, so that gradients can be tested. Expected
+values are `operator.to_dense()` contracted by one einsum. The matrix itself is compared with docs/grid.md
+(tests/test_grid.py) and with the softmax of explicit scores (tests/layers).
 """
 
 from collections.abc import Callable

@@ -1,9 +1,9 @@
-"""Runs a notebook without Jupyter: its code cells in order, in one namespace.
+"""Run the code cells of a notebook in order, in one namespace, without Jupyter.
 
     python -m tests.notebook_cells NOTEBOOK [FOLDER]
 
-As in Jupyter, the value of a cell's last expression is shown: printed, or if it is a figure, written as a PNG into
-FOLDER, as are the figures that pyplot holds open. Lines that begin with % are for Jupyter alone.
+As in Jupyter, the value of a cell's last expression is shown: printed, or if it is a figure, written as a PNG to
+FOLDER, like the open figures of pyplot. Lines that start with % are skipped.
 """
 
 import ast

@@ -1,7 +1,7 @@
-"""Writes the numbers that the page is tested against, from the library: `python -m tests.explorer.write_fixtures`.
+"""Compute the numbers that the page is tested with: `python -m tests.explorer.write_fixtures`.
 
-The files lie in `web/tests/fixtures`; `test_fixtures.py` holds them to what this module makes today. Everything is
-computed in float64 from sines, so that no random generator decides.
+The files are in `web/tests/fixtures`; `test_fixtures.py` checks that they agree with this module. All inputs are sines
+in float64, so that they do not depend on a random number generator.
 """
 
 import json

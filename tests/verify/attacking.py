@@ -1,9 +1,9 @@
-"""Reads many hostile files in one process, and reports each that is neither read right nor refused as it should be.
+"""Read many hostile files in one process, and report those that are neither read correctly nor rejected correctly.
 
     python -m tests.verify.attacking SEED FIRST COUNT
 
-A file is refused by a `ValueError` or an `OSError` that names it. Nothing may be started or connected to meanwhile, and
-each file has so many seconds and bytes. The process is one of its own since a decoder in C could end it.
+A file must be rejected with a `ValueError` or an `OSError` that names it. Reading it must not start a process or open a
+connection, and has limits of time and memory. A separate process is used because a decoder in C could crash it.
 """
 
 import json

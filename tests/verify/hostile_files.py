@@ -1,6 +1,6 @@
-"""Files that are not what they should be, drawn by number: what was found by an attack on the first version, and more.
+"""Random invalid files, by number: those that broke the first version of the library, and more.
 
-A case writes a file or a folder, and says how it is read and whether what was read is right.
+A case writes a file or a folder, and defines how to read it and whether the result is correct.
 """
 
 import contextlib
@@ -65,12 +65,12 @@ _NAMES = (
 
 @dataclass(frozen=True)
 class Case:
-    """A hostile file.
+    """Hostile file.
 
     Attributes:
-        path: what an error has to name.
-        read: reads it.
-        right: whether what was read is what the file says.
+        path: Path that an error must name.
+        read: Function that reads the file.
+        right: Function that checks whether the value read agrees with the file.
     """
 
     path: Path

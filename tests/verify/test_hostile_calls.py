@@ -1,7 +1,7 @@
-"""Hostile calls: wrong arguments of every kind for functions that take or change a model.
+"""Hostile calls: invalid arguments of every kind for functions that read or change a model.
 
-A call either works or raises a `ValueError` or `TypeError` that names one of its arguments (or a module of the model),
-in bounded time, and what was given to it is bit for bit what it was; a call that works may change what it is to change.
+A call either succeeds, or raises a `ValueError` or `TypeError` that names one of its arguments (or a module of the
+model) and leaves the model unchanged bit for bit. Both happen within a time limit.
 """
 
 import copy

@@ -1,6 +1,6 @@
-"""Trainings killed with SIGKILL at random moments, also while another process tries to start: the same bits in the end.
+"""Runs killed with SIGKILL at random times, also while another process tries to start, end with identical weights.
 
-The processes are forked from one that has imported everything already, so that a kill costs a second and not ten.
+The processes are forked from one that has already imported everything, so that a restart takes one second, not ten.
 """
 
 import multiprocessing
@@ -122,10 +122,10 @@ def test_two_processes_contend_for_a_folder_and_are_killed(tmp_path: Path, verif
 
 
 def contest(run: RunFolder, draw: random.Random, seconds: float, kills: int) -> tuple[int, int, int]:
-    """Two processes at a time, of which one is killed after a while, until a run is complete.
+    """Start two processes at a time and kill one of them at a random time, until a run is complete.
 
     Returns:
-        The kills that are left, how many were of the writer, and how many attempts were refused.
+        Number of kills left, number of writers killed, and number of attempts that were rejected.
     """
     live: list[BaseProcess] = []
     held = refused = 0
