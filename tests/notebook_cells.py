@@ -14,13 +14,13 @@ from typing import Any
 
 
 def code_cells(path: Path) -> list[tuple[str, str]]:
-    """The identifier and the source of each code cell."""
+    """Return the identifier and the source of each code cell."""
     cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
     return [(cell["id"], "".join(cell["source"])) for cell in cells if cell["cell_type"] == "code"]
 
 
 def run_cell(source: str, name: str, namespace: dict[str, Any]) -> Any:
-    """Execute one cell and return the value of its last statement, None if that is no expression."""
+    """Execute a cell and return the value of its last statement, or None if it is not an expression."""
     plain = "\n".join("" if line.startswith("%") else line for line in source.split("\n"))
     tree = ast.parse(plain, name)
     last = tree.body[-1] if tree.body else None
