@@ -43,14 +43,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         type=float,
         default=0.1,
         metavar="FRACTION",
-        help="the part of `make verify` to run: 1 re-measures every claim at full scale, 0.1 is a fixed tenth",
+        help="fraction of `make verify` to run: 1 measures every claim at full scale, 0.1 is a fixed tenth",
     )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     scale = config.getoption("--verify-scale")
     if not 0.0 < scale <= 1.0:
-        raise pytest.UsageError(f"--verify-scale: must lie in (0, 1], got {scale}. Use 1 for the full measurement.")
+        raise pytest.UsageError(f"--verify-scale: must be in (0, 1], got {scale}. Use 1 for the full measurement.")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -84,7 +84,7 @@ def shared_data() -> Path:
     """Return the project's folder of shared data sets, `../shared/data` next to the checkout, or skip the test."""
     folder = ROOT.parent / "shared" / "data"
     if not folder.is_dir():
-        pytest.skip("the shared data folder ../shared/data is not beside this checkout")
+        pytest.skip("the shared data folder ../shared/data does not exist")
     return folder
 
 

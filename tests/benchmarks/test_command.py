@@ -60,7 +60,7 @@ def test_a_folder_that_cannot_be_written_fails_before_the_measurements(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("in the way")
-    monkeypatch.setattr(command, "ask", lambda *arguments: pytest.fail("it measured"))
+    monkeypatch.setattr(command, "ask", lambda *arguments: pytest.fail("a measurement started"))
     for out, error in ((tmp_path / "file", FileExistsError), (tmp_path / "file" / "bench", NotADirectoryError)):
         with pytest.raises(error, match="file"):
             main(["planner", "--quick", "--out", str(out)])

@@ -44,7 +44,7 @@ def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple
     }
 
 
-@pytest.mark.skipif(threading.current_thread() is not threading.main_thread(), reason="signals go to the main thread")
+@pytest.mark.skipif(threading.current_thread() is not threading.main_thread(), reason="requires the main thread")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("name", ["train", "demo", "reproduce"])
 def test_a_signal_in_training(

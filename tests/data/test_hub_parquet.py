@@ -146,14 +146,14 @@ class TestBombs:
         nothing = pa.table({"img": pa.nulls(3_000_000, kind), "label": pa.nulls(3_000_000, pa.int64())})
         pq.write_table(nothing, tmp_path / TEST)
         del nothing
-        monkeypatch.setattr(pq.ParquetFile, "iter_batches", lambda *_, **__: pytest.fail("it was read"))
+        monkeypatch.setattr(pq.ParquetFile, "iter_batches", lambda *_, **__: pytest.fail("rows were read"))
         with pytest.raises(ValueError, match=rf": .*10 rows of test, got 3,000,000 in {TEST}"):
             read_parquet(tmp_path, "label", {"test": 10})
 
     def test_bytes_are_counted_before_they_are_read(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         write_hub_folder(tmp_path)
         write_parquet(tmp_path / TEST, [bytes(81_920)] + [b""] * 9, [0] * 10)
-        monkeypatch.setattr(pq.ParquetFile, "iter_batches", lambda *_, **__: pytest.fail("it was read"))
+        monkeypatch.setattr(pq.ParquetFile, "iter_batches", lambda *_, **__: pytest.fail("rows were read"))
         with pytest.raises(ValueError, match=r"10 rows .*81,920 .*bytes.*got 8\d,\d+ in"):
             read_parquet(tmp_path, "label", {"test": 10})
 

@@ -105,7 +105,7 @@ def test_webp_takes_less_for_its_decoder_keeps_more() -> None:
         decoded(content)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not set the mark of memory back")
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux can reset the peak memory")
 @pytest.mark.parametrize(
     ("content", "most"),
     [
