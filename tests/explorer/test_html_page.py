@@ -16,7 +16,7 @@ from tests.explorer.pages import PAGE, place_stand_in
 
 @pytest.fixture
 def built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Write a page to the place where a checkout has it."""
+    """Write a page to the path where a checkout builds it."""
     return place_stand_in(tmp_path, monkeypatch)
 
 

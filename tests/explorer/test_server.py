@@ -256,7 +256,7 @@ def test_a_thousand_malformed_requests_leave_the_memory_steady(running: Running)
 
     tracemalloc.start()
     try:
-        before = send(100)  # load what is loaded on the first requests
+        before = send(100)  # warm-up
         after = send(1000)
     finally:
         tracemalloc.stop()

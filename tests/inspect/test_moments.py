@@ -156,7 +156,7 @@ def test_a_gaussian_head_inside_the_image() -> None:
     operator = quadratic(Grid.make((31, 33)), alpha=0.5, centre=(2.0, -1.0))
     inside = torch.tensor([row * 33 + column for row in range(13, 17) for column in range(14, 19)])
     moments = attention_moments(operator, queries=inside)
-    # Sampled at whole pixels, a Gaussian of variance 1 keeps its moments to 1e-7 (Poisson summation).
+    # Sampled at integer positions, a Gaussian of variance 1 keeps its moments to 1e-7 (Poisson summation).
     centre = torch.tensor([[[2.0, -1.0]]], dtype=DOUBLE)
     torch.testing.assert_close(moments.centre, centre, **tolerance(DOUBLE))
     torch.testing.assert_close(moments.covariance[0, 0], torch.eye(2, dtype=DOUBLE), rtol=1e-6, atol=1e-6)

@@ -49,7 +49,7 @@ class TestDegenerateHeads:
             (0.0, 0.0),  # constant
             (0.99e-5**0.5, 0.99e-5**0.5),
             (1.01e-5**0.5, 1.01e-5**0.5),
-            (1e4, 1e4),  # a head at a single pixel is not degenerate
+            (1e4, 1e4),  # a head at a single position is not degenerate
         )
         assert degenerate_heads(encoding) == (1, 2, 6, 7)
         assert degenerate_heads(encoding, "code") == (1, 2, 3, 4, 6, 7)

@@ -29,7 +29,7 @@ def weights(answer: Expressiveness, conv: Convolution) -> torch.Tensor:
 
 
 def test_counter_example_to_the_condition_of_each_query() -> None:
-    one_pixel_each = torch.eye(2, dtype=torch.float64)[:, None].expand(2, 2, 2)  # (h, n, m): head h attends to pixel h
+    one_pixel_each = torch.eye(2, dtype=torch.float64)[:, None].expand(2, 2, 2)  # (h, n, m): head h at position h
     answer = can_express(one_pixel_each, 1, sizes=(2,))
     assert answer.expresses_each_query
     assert not answer.expresses

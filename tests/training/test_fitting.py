@@ -66,7 +66,7 @@ def test_a_run_cut_after_an_epoch_resumes_to_the_same_bits(whole: RunFolder, tmp
         fit(tiny(epochs=3), folder.path, progress=False)
     with folder.metrics_file.open("a") as stream:
         lost = {"step": 9, "epoch": 3, "split": "train", "loss": 0.5, "accuracy": 0.5, "lr": 0.1, "seconds": 1.0}
-        stream.write(json.dumps(lost) + '\n{"epo')  # an epoch that a kill may leave incomplete
+        stream.write(json.dumps(lost) + '\n{"epo')  # incomplete lines that a kill may leave
     resumed = fit(tiny(epochs=3), folder.path, resume=True, progress=False)
     assert same_weights(whole, resumed)
     plain = [{k: v for k, v in line.items() if k != "seconds"} for line in resumed.metrics()]
@@ -75,7 +75,7 @@ def test_a_run_cut_after_an_epoch_resumes_to_the_same_bits(whole: RunFolder, tmp
 
 
 def test_a_run_that_is_written_every_second_epoch_is_the_same_run(whole: RunFolder, tmp_path: Path) -> None:
-    """A run cut after epoch 1 has written nothing, after epoch 2 both; `checkpoint_every` may change on resuming."""
+    """A run cut after 1 epoch has written nothing, after 2 epochs both; `checkpoint_every` may change on resuming."""
     folder = RunFolder(tmp_path / "rare")
     for epoch, written in ((1, []), (2, [1, 2])):
         with before_epoch(epoch), pytest.raises(CutError):

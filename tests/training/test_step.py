@@ -53,7 +53,7 @@ def test_no_step_waits_for_its_device(name: Any, changes: AugmentSettings) -> No
     settings = replace(settings_at("tiny", name), augment=changes)
     take_steps(*loop_of(settings, "meta"))  # meta tensors have no values to read
     loop, batch = loop_of(settings, "cpu")
-    take_steps(loop, batch)  # creates what is created only once
+    take_steps(loop, batch)  # the first step creates constants
     with Copies() as copies:
         take_steps(loop, batch)
     assert not copies.found

@@ -99,7 +99,7 @@ def served() -> Iterator[Served]:
             found = re.search(r"http://127\.0\.0\.1:(\d+)/", process.stdout.readline())
             assert found is not None
             server = Served(process, int(found[1]))
-            assert server.ask("/image", good())[0] == 200  # load what is loaded on the first request
+            assert server.ask("/image", good())[0] == 200  # warm-up
             server.idle = server.peak()
             yield server
             complaints.seek(0)
