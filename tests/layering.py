@@ -58,7 +58,7 @@ def violations(package: Path) -> list[str]:
             continue
         room = room_of(path, package)
         if room not in RANKS:
-            found.append(f"{path.name}: the room {room!r} has no place in tests/layering.py")
+            found.append(f"{path.name}: add the subpackage {room!r} to tests/layering.py")
             continue
         for line, module in imported_modules(path, package):
             head, _, rest = module.partition(".")
@@ -67,7 +67,7 @@ def violations(package: Path) -> list[str]:
                 continue
             where = f"{path.relative_to(package)}:{line}"
             if target not in RANKS:
-                found.append(f"{where}: imports {module!r}; name the room that defines it")
+                found.append(f"{where}: imports {module!r}; import from the subpackage that defines it")
             elif RANKS[target] >= RANKS[room]:
                 found.append(f"{where}: {room!r} may not import {target!r}")
     return found

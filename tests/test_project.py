@@ -132,7 +132,7 @@ class TestImports:
         (package / "grid.py").write_text("def late():\n    from . import operators\n")
         (package / "attic.py").write_text("")
         assert violations(package) == [
-            "attic.py: the room 'attic' has no place in tests/layering.py",
+            "attic.py: add the subpackage 'attic' to tests/layering.py",
             "grid.py:2: 'grid' may not import 'operators'",
             "operators/dense.py:1: 'operators' may not import 'layers'",
         ]
