@@ -1,11 +1,11 @@
-"""Build hook: the explorer's page, one HTML file made of `web/`, goes into wheels and source distributions.
+"""Build hook that adds the explorer's page, an HTML file built from `web/`, to wheels and source distributions.
 
     wheel     web/dist/index.html -> attnconv/explorer/page.html
-    sdist     web/dist/index.html, so that a wheel is made of it without Node
+    sdist     web/dist/index.html, so that a wheel can be built from it without Node
 
-`npm ci` and `npm run build` make the file where npm is installed. Without npm a file that is there already is taken;
-where there is none, a warning says so, and the wheel works without its page. Editable installs build nothing: there the
-page is found in `web/dist`.
+If npm is installed, `npm ci` and `npm run build` build the file. Otherwise an existing file is used; without one, a
+warning is shown, and the explorer of the wheel has no page. Editable installs build nothing, because they read the page
+from `web/dist`.
 """
 
 import shutil
@@ -19,17 +19,17 @@ PAGES = {"wheel": "attnconv/explorer/page.html", "sdist": "web/dist/index.html"}
 
 
 class PageHook(BuildHookInterface[Any]):
-    """Adds the page to what is built."""
+    """Build hook that adds the explorer's page."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Build the page and name its place in the archive.
+        """Build the page and set its path in the archive.
 
         Args:
-            version: Of the build: `standard` or `editable`.
-            build_data: What hatchling is to do; `force_include` is filled in.
+            version: Version of the build: `standard` or `editable`.
+            build_data: Build options of hatchling; `force_include` is changed in place.
 
         Raises:
-            RuntimeError: npm is there and fails.
+            RuntimeError: If npm is installed and fails.
         """
         if version == "editable" or self.target_name not in PAGES:
             return
@@ -41,10 +41,10 @@ class PageHook(BuildHookInterface[Any]):
         if page.is_file():
             build_data["force_include"][str(page)] = PAGES[self.target_name]
         else:
-            why = "npm is not installed" if npm is None else f"{web} holds no sources"
+            why = "npm is not installed" if npm is None else f"{web} contains no sources"
             self.app.display_warning(
-                f"attnconv is built without the explorer's page: {why}. Install Node 20.19 or newer and build again; "
-                "all else works without it."
+                f"attnconv is built without the explorer's page: {why}. To include it, install Node 20.19 or newer and "
+                "build again. Everything else works without it."
             )
 
     def _build(self, npm: str, web: Path) -> None:

@@ -1,7 +1,7 @@
 """Convolutions of a trained CNN recast as gated attention and trained further, compared with the CNN trained alike.
 
 Each 3 x 3 convolution with stride 1 in the last stage of a pretrained ResNet-20 becomes an attention layer with equal
-outputs. Then every head h gets attention C_h to content, beside its attention P_h to the position of its tap:
+outputs. Then every head h gets attention C_h to content, in addition to its attention P_h to the position of its tap:
 
     A_h = (1 - g_h) P_h + g_h C_h,        C_h = softmax_k(q_hq . k_hk / sqrt(e)),        g_h = sigmoid(gate_h)
 

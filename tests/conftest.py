@@ -1,4 +1,4 @@
-"""What every test of the suite shares: threads, denormals, hypothesis, the two options and the shared data."""
+"""Configuration shared by all tests: threads, denormals, hypothesis, options and the shared data folder."""
 
 import os
 import signal
@@ -16,19 +16,19 @@ from tests.torchvision_operators import declare_missing
 ROOT = Path(__file__).resolve().parent.parent
 
 if "PYTEST_XDIST_WORKER" in os.environ:
-    # What a hooked module imports is compiled anew in every process, past the files that Python keeps for it; what is
-    # there before the hook is not. A worker needs it in any case, a single test seldom does.
+    # The import hook makes every process recompile the modules imported after it, without Python's cached bytecode.
+    # Importing matplotlib before the hook avoids this. Every worker needs matplotlib; a single test rarely does.
     import matplotlib.figure  # noqa: F401
 
-# A suite that runs in the background ignores SIGINT, and so would every process that its tests start.
+# Shells start background jobs with SIGINT ignored, and the processes that tests start would inherit this.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# One thread per worker: the suite's tensors are small, and xdist already fills the cores.
+# One thread per worker: the tensors are small, and xdist already uses all cores.
 torch.set_num_threads(1)
-np.finfo(np.float64), np.finfo(np.float32)  # numpy 1 measures denormals here, and warns where they are flushed
+np.finfo(np.float64), np.finfo(np.float32)  # numpy 1 measures denormals here, and warns if they are flushed
 torch.set_flush_denormal(True)
 
-TORCHVISION = declare_missing()  # held for the session
+TORCHVISION = declare_missing()  # registered for the whole session
 
 _COMMON = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow, HealthCheck.data_too_large]}
 settings.register_profile("fixed", derandomize=True, print_blob=True, **_COMMON)  # type: ignore[arg-type]
@@ -43,18 +43,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         type=float,
         default=0.1,
         metavar="FRACTION",
-        help="the part of `make verify` to run: 1 re-measures every claim at full scale, 0.1 is a fixed tenth",
+        help="fraction of `make verify` to run: 1 measures every claim at full scale, 0.1 is a fixed tenth",
     )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     scale = config.getoption("--verify-scale")
     if not 0.0 < scale <= 1.0:
-        raise pytest.UsageError(f"--verify-scale: must lie in (0, 1], got {scale}. Use 1 for the full measurement.")
+        raise pytest.UsageError(f"--verify-scale: must be in (0, 1], got {scale}. Use 1 for the full measurement.")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Everything below tests/verify and tests/compile carries its tier's marker; GPU tests are skipped without one."""
+    """Mark all tests in tests/verify and tests/compile, and skip GPU tests if there is no GPU."""
     no_gpu = pytest.mark.skip(reason="needs a CUDA device")
     for item in items:
         parts = item.path.relative_to(ROOT).parts if item.path.is_relative_to(ROOT) else ()
@@ -67,7 +67,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """What a user's cache holds (decoded images, a calibration of the planner) changes no test."""
+    """Use an empty cache folder, so that the user's decoded images and calibration of the planner have no effect."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         yield
@@ -75,22 +75,22 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def verify_scale(request: pytest.FixtureRequest) -> float:
-    """Fraction of the full measurement that a verify test performs: its number of cases, epochs or repetitions."""
+    """Return the fraction of the full measurement (cases, epochs or repetitions) that a verify test performs."""
     return float(request.config.getoption("--verify-scale"))
 
 
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
-    """Folder of the project's shared data sets, ``../shared/data`` beside the checkout; skips where it is absent."""
+    """Return the project's folder of shared data sets, `../shared/data` next to the checkout, or skip the test."""
     folder = ROOT.parent / "shared" / "data"
     if not folder.is_dir():
-        pytest.skip("the shared data folder ../shared/data is not beside this checkout")
+        pytest.skip("the shared data folder ../shared/data does not exist")
     return folder
 
 
 @pytest.fixture
 def unhooked() -> Iterator[None]:
-    """Runs a test as a user does, without the import hook's type checks: for arguments that are wrong on purpose."""
+    """Disable the import hook's type checks, for tests that pass invalid arguments."""
     jaxtyping.config.update("jaxtyping_disable", True)
     yield
     jaxtyping.config.update("jaxtyping_disable", False)
@@ -98,7 +98,7 @@ def unhooked() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def seeded() -> Iterator[None]:
-    """Each test starts from the same global generator and leaves the default dtype as it found it."""
+    """Seed the global generator for each test, and restore the default dtype after it."""
     torch.manual_seed(0)
     before = torch.get_default_dtype()
     yield

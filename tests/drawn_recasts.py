@@ -1,6 +1,6 @@
-"""Draw convolutions with images of every memory layout, run them as attention, and compare with float64.
+"""Run random convolutions on images of every memory layout as attention, and compare with float64.
 
-What is drawn: one to three axes, forward and transposed, every padding mode, kernels, strides, dilations, groups (also
+Random choices: one to three axes, forward and transposed, every padding mode, kernels, strides, dilations, groups (also
 depthwise), sizes, channels and batches from 1, four dtypes, weights and images row-major, channels-last, with arbitrary
 strides on axes of size 1, expanded or sliced, and gradients in the same layouts.
 """
@@ -25,7 +25,7 @@ _SMALLEST = {"zeros": 1, "replicate": 1, "reflect": 1, "circular": 0}  # pixels 
 
 @dataclass(frozen=True)
 class Drawn:
-    """A convolution, an image that it accepts, and what is drawn about how they are compared."""
+    """Random convolution, an image that it accepts, and the random choices for the comparison."""
 
     conv: Convolution
     x: Tensor
@@ -39,7 +39,7 @@ class Drawn:
 
 
 def draw(source: random.Random) -> Drawn:
-    """Draw one case."""
+    """Return a random case."""
     dims = source.choice((1, 2, 2, 3))
 
     def each(*choices: int) -> tuple[int, ...]:
@@ -125,7 +125,7 @@ def wrong(case: Drawn, source: random.Random) -> str | None:
         found,
         reference,
         scales,
-        strict=False,  # some have no bias
+        strict=False,  # some convolutions have no bias
     ):
         error = float(((mine.detach().double() - theirs.detach()).abs() / scale.detach().clamp_min(least)).max())
         if not error <= ALLOWED * torch.finfo(x.dtype).eps:
@@ -138,7 +138,7 @@ def wrong(case: Drawn, source: random.Random) -> str | None:
 
 
 def dirty_memory() -> None:
-    """Leave large numbers in freed memory of many sizes, so that memory that nobody wrote to is seen."""
+    """Fill freed memory of many sizes with large numbers, so that reads of uninitialised memory are detected."""
     blocks = [torch.full((size,), 1e30) for size in range(1, 260, 3)]
     del blocks
 
@@ -153,7 +153,7 @@ def _as_kernel(conv: Convolution, gradient: Tensor) -> Tensor:
 
 
 def _in_float64(conv: Convolution, x: Tensor, *, absolute: bool) -> tuple[Tensor, list[Tensor]]:
-    """The convolution in float64 and row-major memory, with what to differentiate; or the sums of absolute values."""
+    """Return the output in float64 and row-major memory and its inputs for gradients, or sums of absolute values."""
     kind: Any = type(conv)
     precise = kind(**_options(conv)).double()
     with torch.no_grad():

@@ -1,8 +1,8 @@
-"""The contract of attention operators as laws, run over a registry: adding an operator adds one line to `OPERATORS`.
+"""Contract of attention operators, tested for all operators in a registry: a new operator adds a line to `OPERATORS`.
 
-A case is an operator on a grid with the tensors that its values depend on, so that laws can differentiate it. The
-oracle of every law is `operator.to_dense()` contracted by one einsum; that the matrix itself is right is held against
-the page (tests/test_grid.py) and against the softmax of the plain scores (tests/layers).
+A case is an operator on a grid and the tensors that its values depend on, so that gradients can be tested. Expected
+values are `operator.to_dense()` contracted by one einsum. The matrix itself is compared with docs/grid.md
+(tests/test_grid.py) and with the softmax of explicit scores (tests/layers).
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from attnconv.encodings import ENCODING_NAMES, Encoding, encoding_named
 from attnconv.grid import BORDERS, Border, Grid, Padding
 from attnconv.operators import AttentionOperator, Content, Dense, Kronecker, Shift, Toeplitz
 
-CHANNELS = 12  # of images: sinusoids over one, two and three axes all fit
+CHANNELS = 12  # of images: divisible for sinusoids over one, two and three axes
 HEADS = 3
 
 Maker = Callable[[Grid, torch.dtype, int], tuple[AttentionOperator, list[Tensor]]]
@@ -42,7 +42,7 @@ def shift(grid: Grid, dtype: torch.dtype, batch: int) -> tuple[AttentionOperator
 
 
 def kernel(grid: Grid, dtype: torch.dtype, batch: int) -> tuple[AttentionOperator, list[Tensor]]:
-    """Shifts that lie close together run as a convolution."""
+    """Return an operator of shifts that are close together, which runs as a convolution."""
     anchor = numbers(2, dtype=dtype)
     return Shift(grid, [[step % 2] * (grid.dims - 1) + [step] for step in range(HEADS)], anchor), [anchor]
 
@@ -60,7 +60,7 @@ def content(grid: Grid, dtype: torch.dtype, batch: int) -> tuple[AttentionOperat
 
 
 def by_encoding(make: Callable[[int], Encoding]) -> Maker:
-    """The operator of an encoding of one's own, so that the same laws accept it."""
+    """Return a maker of an encoding's operators, for custom encodings too."""
 
     def maker(grid: Grid, dtype: torch.dtype, batch: int) -> tuple[AttentionOperator, list[Tensor]]:
         encoding = make(grid.dims).to(dtype)
@@ -89,7 +89,7 @@ SIZES = [(1,), (6,), (1, 1), (4, 6), (5, 3), (3, 2, 4)]  # one, even, odd, non-s
 
 @dataclass(frozen=True)
 class Layout:
-    """How a grid lies over an image: as a free layer's, as a convolution's (window), or as a transposed one's."""
+    """Grid over an image: of a layer without a window, of a convolution (window), or of a transposed convolution."""
 
     sizes: tuple[int, ...]
     border: Border
@@ -106,14 +106,14 @@ class Layout:
 
     @property
     def on_pixels(self) -> bool:
-        """Whether every query stands on a pixel, as content needs it."""
+        """Whether every query is at a pixel, as content scores require."""
         return all(axis.spacing == 1 and axis.stride * (axis.queries - 1) < axis.size for axis in self.grid().axes)
 
 
 LAYOUTS = [
     *(Layout(sizes, border, 1 + i % 2) for i, sizes in enumerate(SIZES) for border in BORDERS),
     *(Layout((5, 4), border, 3, 2) for border in BORDERS),
-    *(Layout((5, 4), border, 1, ((2, 0), (0, 1))) for border in BORDERS),  # more on one side
+    *(Layout((5, 4), border, 1, ((2, 0), (0, 1))) for border in BORDERS),  # asymmetric padding
     *(
         Layout((6, 5), border, 2, ((0, 1), (1, 2)), window=(3, 5)) for border in BORDERS
     ),  # kernels 3 x 3, dilated (1, 2)
@@ -141,12 +141,12 @@ def images(grid: Grid, dtype: torch.dtype, batch: int, channels: int = CHANNELS)
 
 
 def contracted(operator: AttentionOperator, x: Tensor, weight: Tensor, groups: int = 1) -> Tensor:
-    """The oracle: the stored matrix, one head after the other."""
+    """Contract with the stored matrix, one head at a time."""
     return contracted_by(operator.to_dense(), operator.grid, x, weight, groups)
 
 
 def contracted_by(matrix: Tensor, grid: Grid, x: Tensor, weight: Tensor, groups: int) -> Tensor:
-    """The same of a matrix that is at hand."""
+    """Contract with a given matrix."""
     matrix = matrix.to(x.dtype).expand(x.shape[0], -1, -1, -1)
     parts = zip(x.flatten(1, -2).chunk(groups, -1), weight.chunk(groups, 2), strict=True)
     out = torch.cat([torch.einsum("bhnm,bmi,hid->bnd", matrix, part, block) for part, block in parts], -1)

@@ -1,10 +1,10 @@
-"""The rooms of the library and which may import which: the architecture as a table that a test enforces."""
+"""Import rules of the library: its subpackages in order, and a check of all imports."""
 
 import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-# Lowest first. A room imports from rooms of earlier lines only, and freely within itself.
+# Lowest first. A subpackage may import from earlier lines and from itself.
 LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"_util"}),
     frozenset({"grid"}),
@@ -22,19 +22,19 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"cli"}),
     frozenset({"__main__"}),
 )
-# The packages of the repository, lowest first, each with its folder.
+# The packages of the repository, lowest first, and their folders.
 PACKAGES = {"attnconv": "src/attnconv", "benchmarks": "benchmarks", "experiments": "experiments", "tests": "tests"}
 RANKS = {room: rank for rank, rooms in enumerate(LAYERS) for room in rooms}
 
 
 def room_of(path: Path, package: Path) -> str:
-    """The first component below the package: ``models/factory.py`` is in ``models``, ``grid.py`` in ``grid``."""
+    """Return the first component below the package: `models/factory.py` is in `models`, `grid.py` in `grid`."""
     first = path.relative_to(package).parts[0]
     return first.removesuffix(".py")
 
 
 def imported_modules(path: Path, package: Path) -> Iterator[tuple[int, str]]:
-    """Line and absolute name of every module that a file imports anywhere, in function bodies and for types as well."""
+    """Yield line and absolute name of every module that a file imports, including in function bodies and for types."""
     own = (package.name, *path.relative_to(package).with_suffix("").parts)
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
@@ -51,14 +51,14 @@ def imported_modules(path: Path, package: Path) -> Iterator[tuple[int, str]]:
 
 
 def violations(package: Path) -> list[str]:
-    """Every import that points upwards or sideways, as ``file:line: reason``."""
+    """Return every import that breaks the order, as `file:line: reason`."""
     found = []
     for path in sorted(package.rglob("*.py")):
         if path == package / "__init__.py":
             continue
         room = room_of(path, package)
         if room not in RANKS:
-            found.append(f"{path.name}: the room {room!r} has no place in tests/layering.py")
+            found.append(f"{path.name}: add the subpackage {room!r} to tests/layering.py")
             continue
         for line, module in imported_modules(path, package):
             head, _, rest = module.partition(".")
@@ -67,14 +67,14 @@ def violations(package: Path) -> list[str]:
                 continue
             where = f"{path.relative_to(package)}:{line}"
             if target not in RANKS:
-                found.append(f"{where}: imports {module!r}; name the room that defines it")
+                found.append(f"{where}: imports {module!r}; import from the subpackage that defines it")
             elif RANKS[target] >= RANKS[room]:
                 found.append(f"{where}: {room!r} may not import {target!r}")
     return found
 
 
 def package_violations(root: Path) -> list[str]:
-    """Every import of a higher package of the repository, as ``file:line: reason``."""
+    """Return every import of a higher package of the repository, as `file:line: reason`."""
     names = list(PACKAGES)
     found = []
     for rank, (name, folder) in enumerate(PACKAGES.items()):

@@ -1,4 +1,4 @@
-"""All that a refused call must leave alone in a model, for comparison before and after."""
+"""State of a model, to check that a rejected call left it unchanged."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 
 def model_state(model: nn.Module) -> dict[str, Any]:
-    """Bits and flags of every tensor, and each module with its mode, hooks, plan and other attributes."""
+    """Return the bits and flags of every tensor, and the mode, hooks, plan and other attributes of each module."""
     found: dict[str, Any] = {}
     for name, module in model.named_modules(remove_duplicate=False):
         for key, value in vars(module).items():

@@ -1,11 +1,11 @@
-"""Networks for tests that no installed library has: VGG-11 and a U-Net with transposed convolutions."""
+"""Networks that no installed library has: VGG-11 and a U-Net with transposed convolutions."""
 
 import torch
 from torch import Tensor, nn
 
 
 def vgg11() -> nn.Module:
-    """Eight 3 x 3 convolutions with max pooling between, and one linear layer in place of the three large ones."""
+    """Return VGG-11, that is eight 3 x 3 convolutions and max pooling, with one linear layer instead of three."""
     layers: list[nn.Module] = []
     inputs = 3
     for outputs in (64, "pool", 128, "pool", 256, 256, "pool", 512, 512, "pool", 512, 512, "pool"):
@@ -18,7 +18,7 @@ def vgg11() -> nn.Module:
 
 
 class UNet(nn.Module):
-    """Three levels; the way up asks its transposed convolutions for the size of the level, even or odd."""
+    """U-Net of three levels; `output_size` selects an even or odd size for each transposed convolution."""
 
     def __init__(self, width: int = 16) -> None:
         super().__init__()

@@ -1,9 +1,9 @@
-"""Runs a notebook without Jupyter: its code cells in order, in one namespace.
+"""Run the code cells of a notebook in order, in one namespace, without Jupyter.
 
     python -m tests.notebook_cells NOTEBOOK [FOLDER]
 
-As in Jupyter, the value of a cell's last expression is shown: printed, or if it is a figure, written as a PNG into
-FOLDER, as are the figures that pyplot holds open. Lines that begin with % are for Jupyter alone.
+As in Jupyter, the value of a cell's last expression is shown: printed, or if it is a figure, written as a PNG to
+FOLDER, like the open figures of pyplot. Lines that start with % are skipped.
 """
 
 import ast
@@ -14,13 +14,13 @@ from typing import Any
 
 
 def code_cells(path: Path) -> list[tuple[str, str]]:
-    """The identifier and the source of each code cell."""
+    """Return the identifier and the source of each code cell."""
     cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
     return [(cell["id"], "".join(cell["source"])) for cell in cells if cell["cell_type"] == "code"]
 
 
 def run_cell(source: str, name: str, namespace: dict[str, Any]) -> Any:
-    """Execute one cell and return the value of its last statement, None if that is no expression."""
+    """Execute a cell and return the value of its last statement, or None if it is not an expression."""
     plain = "\n".join("" if line.startswith("%") else line for line in source.split("\n"))
     tree = ast.parse(plain, name)
     last = tree.body[-1] if tree.body else None

@@ -1,4 +1,4 @@
-"""`SmallViT` under Hugging Face's names: three projections, attention that gives pairs, a mapping at the end."""
+"""`SmallViT` with the module names of Hugging Face: three projections, pairs from attention, a mapping as output."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +11,7 @@ from experiments.small_vit import Attention, Block, Mlp, SmallViT
 
 
 class PairAttention(nn.Module):
-    """Multi-head self-attention with three projections; gives the output and None."""
+    """Multi-head self-attention with three projections; returns the output and None."""
 
     def __init__(self, source: Attention) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class PairAttention(nn.Module):
 
 
 class InnerAttention(nn.Module):
-    """`PairAttention` short of its output projection."""
+    """`PairAttention` without its output projection."""
 
     def __init__(self, source: PairAttention) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class InnerAttention(nn.Module):
 
 
 class NestedOutput(nn.Module):
-    """The output projection."""
+    """Output projection."""
 
     def __init__(self, dense: nn.Linear) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class NestedOutput(nn.Module):
 
 
 class NestedAttention(nn.Module):
-    """The earlier layout: attention, then its output, each in a module of its own; gives a tensor."""
+    """Older layout: a module for attention and one for its output projection; returns a tensor."""
 
     def __init__(self, source: PairAttention) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ class NestedAttention(nn.Module):
 
 
 class LayerScale(nn.Module):
-    """One factor for each channel."""
+    """A factor per channel."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -86,7 +86,7 @@ class LayerScale(nn.Module):
 
 
 class Layer(nn.Module):
-    """Attention and MLP, normalised before."""
+    """Pre-norm block of attention and MLP."""
 
     def __init__(self, source: Block) -> None:
         super().__init__()
@@ -103,7 +103,7 @@ class Layer(nn.Module):
 
 
 class PatchEmbeddings(nn.Module):
-    """Patches to tokens."""
+    """Patch embedding."""
 
     def __init__(self, projection: nn.Conv2d, size: int) -> None:
         super().__init__()
@@ -115,7 +115,7 @@ class PatchEmbeddings(nn.Module):
 
 
 class Embeddings(nn.Module):
-    """Patches after a class token and registers, with positions added."""
+    """Class token, registers and patches, plus position embeddings."""
 
     def __init__(self, source: SmallViT, size: int) -> None:
         super().__init__()
@@ -149,7 +149,7 @@ class Base(nn.Module):
 
 
 class SmallHfViT(nn.Module):
-    """Takes over the weights of a `SmallViT` of 32 x 32 pixels and computes the same."""
+    """Model with the weights of a `SmallViT` for images of 32 x 32 pixels, and the same outputs."""
 
     def __init__(self, source: SmallViT, *, size: int = 32, nested: bool = False) -> None:
         super().__init__()

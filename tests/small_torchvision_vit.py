@@ -25,7 +25,7 @@ class Block(nn.Module):
 
 
 class Encoder(nn.Module):
-    """Positions, blocks and the last norm."""
+    """Position embeddings, blocks and the last norm."""
 
     def __init__(self, tokens: int, dim: int, depth: int, heads: int) -> None:
         super().__init__()

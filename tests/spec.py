@@ -1,4 +1,4 @@
-"""docs/grid.md read literally: loops over queries and lattice points, nothing shared with the library."""
+"""docs/grid.md implemented literally, with loops over queries and lattice points and no code of the library."""
 
 import itertools
 import math
@@ -11,7 +11,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class SpecAxis:
-    """One axis, as the page names its quantities."""
+    """One axis, with the names of the page."""
 
     m: int
     n: int
@@ -35,7 +35,7 @@ class SpecAxis:
             return min(max(point, 0), self.m - 1)
         if self.border == "circular":
             return point % self.m
-        while not 0 <= point < self.m:  # bounce off the ends
+        while not 0 <= point < self.m:  # reflect at the ends
             if self.m == 1:
                 return 0
             point = -point if point < 0 else 2 * (self.m - 1) - point
@@ -48,7 +48,7 @@ class SpecAxis:
 def spec_attention(
     axes: Sequence[SpecAxis], heads: int, score: Callable[[int, tuple[int, ...]], float]
 ) -> tuple[Tensor, Tensor]:
-    """Probabilities (h, n, m) and padding masses (h, n) in float64 from score(head, shift)."""
+    """Return probabilities (h, n, m) and padding masses (h, n) in float64 from score(head, shift)."""
     keys = math.prod(axis.m for axis in axes)
     queries = list(itertools.product(*(axis.queries() for axis in axes)))
     lattice = list(itertools.product(*(axis.lattice() for axis in axes)))

@@ -39,7 +39,7 @@ def test_functions_are_not_shadowed_by_modules() -> None:
 
 
 def test_a_layer_is_known_to_give_a_tensor() -> None:
-    """To a type checker, for which an `Any` would make the comment in the last line needless."""
+    """With `Any` as the return type, type checkers would report the last `type: ignore` as unused."""
     for out in (
         SelfAttention2d(3, 4, 2)(torch.zeros(1, 3, 4, 4)),
         GatedPositionalAttention(4, 2)(torch.zeros(1, 4, 4)),
@@ -69,13 +69,13 @@ def test_operators_say_what_they_are_and_take_lists_of_queries() -> None:
         operator.rows([0, -1])
 
 
-@pytest.mark.usefixtures("unhooked")  # sizes are tensors in a trace
-@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")  # and constants of it
+@pytest.mark.usefixtures("unhooked")  # in a trace, sizes are tensors
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")  # and become constants
 @pytest.mark.parametrize("dims", LAYERS)
 @pytest.mark.parametrize("backend", ["auto", "structured", "dense", "reference"])
 @pytest.mark.parametrize("encoding", ENCODING_NAMES)
 def test_every_layer_can_be_traced(encoding: str, backend: str, dims: int) -> None:
-    size = (16,) * dims if encoding == "absolute-learned" else (5, 6, 4)[:dims]  # that of its table
+    size = (16,) * dims if encoding == "absolute-learned" else (5, 6, 4)[:dims]  # the size of its table
     layer = LAYERS[dims](12, 4, 2, encoding=encoding, backend=backend)  # type: ignore[arg-type]
     traced = torch.jit.trace(layer, torch.randn(1, 12, *size))
     x = torch.randn(1, 12, *size)

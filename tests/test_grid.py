@@ -1,4 +1,4 @@
-"""The laws of docs/grid.md, line by line."""
+"""Every rule of docs/grid.md."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The build hook: where the page goes, with npm and without."""
+"""The build hook: where the page is placed, with and without npm."""
 
 import importlib.util
 import os
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("hatchling", reason="builds need hatchling, tests do not")
+pytest.importorskip("hatchling", reason="hatchling is not installed")
 
 ROOT = Path(__file__).resolve().parent.parent
 NPM = """#!{python}
@@ -22,7 +22,7 @@ sys.exit({status})
 
 
 class Application:
-    """What hatchling shows its user."""
+    """Replacement for the object through which hatchling shows messages."""
 
     def __init__(self) -> None:
         self.warnings: list[str] = []
@@ -46,7 +46,7 @@ def hook(root: Path, target: str = "wheel") -> tuple[Any, Application]:
 
 @pytest.fixture
 def no_npm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A PATH without npm, which `tools` can be put on."""
+    """Set a PATH that contains only the folder `tools`, without npm."""
     (tmp_path / "tools").mkdir()
     monkeypatch.setenv("PATH", str(tmp_path / "tools"))
     return tmp_path
@@ -61,14 +61,14 @@ def with_npm(root: Path, status: int = 0) -> None:
 
 
 def included(root: Path, target: str = "wheel", version: str = "standard") -> tuple[dict[str, str], list[str]]:
-    """What is added to the archive, and what was warned of."""
+    """Return the files added to the archive, and the warnings."""
     data: dict[str, Any] = {"force_include": {}}
     made, application = hook(root, target)
     made.initialize(version, data)
     return data["force_include"], application.warnings
 
 
-@pytest.mark.skipif(os.name != "posix", reason="the npm of this test is a script")
+@pytest.mark.skipif(os.name != "posix", reason="the fake npm is a POSIX script")
 def test_npm_builds_the_page(no_npm: Path) -> None:
     with_npm(no_npm)
     page = str(no_npm / "web" / "dist" / "index.html")
@@ -77,7 +77,7 @@ def test_npm_builds_the_page(no_npm: Path) -> None:
     assert included(no_npm, "sdist") == ({page: "web/dist/index.html"}, [])
 
 
-@pytest.mark.skipif(os.name != "posix", reason="the npm of this test is a script")
+@pytest.mark.skipif(os.name != "posix", reason="the fake npm is a POSIX script")
 def test_an_npm_that_fails_stops_the_build(no_npm: Path) -> None:
     with_npm(no_npm, status=3)
     with pytest.raises(RuntimeError, match=r"web: .*got status 3"):

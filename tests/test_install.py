@@ -1,4 +1,4 @@
-"""What an installation of the core can do, and what it says of everything else."""
+"""What works with only the required dependencies, and the errors that name a missing extra."""
 
 import ast
 import os
@@ -21,7 +21,7 @@ else:
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
-# Where a distribution's name is not that of its package; some packages come with another.
+# Distributions whose name differs from the package, and packages that another distribution installs.
 DISTRIBUTION = {"PIL": "pillow", "anyio": "starlette", "sklearn": "scikit-learn", "torchvision": "timm"}
 BLOCKED = f"""
 import sys
@@ -76,7 +76,7 @@ def without_extras(program: str) -> subprocess.CompletedProcess[str]:
 
 
 def imported() -> Iterator[tuple[Path, str]]:
-    """Every package that a file of the library imports anywhere."""
+    """Yield every package that the library imports, with the file."""
     for path in sorted((ROOT / "src").rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Import):
@@ -95,7 +95,7 @@ def test_the_core_needs_few_packages() -> None:
 
 def test_every_import_is_of_the_core_or_of_an_extra() -> None:
     core = {name.replace("-", "_") for name in names(PROJECT["dependencies"])}
-    core.add("numpy")  # which scipy needs
+    core.add("numpy")  # a dependency of scipy
     known = {*core, *EXTRA_OF, *sys.stdlib_module_names, "attnconv", "IPython", "traitlets", "triton"}
     assert [(path.name, package) for path, package in imported() if package not in known] == []
     for package, extra in EXTRA_OF.items():
@@ -155,7 +155,7 @@ def test_other_missing_packages_stay_what_they_are() -> None:
 
 
 def test_commands_that_bring_timm_keep_the_installed_torch() -> None:
-    """timm needs torchvision, for which pip would replace a torch of another build."""
+    """timm requires torchvision, for which pip would replace an installed torch of a different build."""
     assert "torchvision" not in names([line for lines in EXTRAS.values() for line in lines])
     pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
     commands = [

@@ -1,4 +1,4 @@
-"""The notebooks as they are committed: no outputs, a form that diffs well, links that lead somewhere, and their runner.
+"""The committed notebooks: no outputs, a format with readable diffs, valid links, and the code that runs them.
 
 `tests/verify/test_notebooks.py` runs them.
 """

@@ -1,4 +1,4 @@
-"""The project as a whole: what it exports, what importing it costs, who imports whom, and that its papers agree."""
+"""The whole project: exports, import time, import rules, and consistent documents."""
 
 import importlib
 import importlib.util
@@ -33,8 +33,8 @@ LAZY_PACKAGES = sorted(
     for path in PACKAGE.rglob("__init__.py")
     if path.with_suffix(".pyi").exists()
 )
-USED = ("train", "report", "explore", "app")  # extras of the command line, held to their oldest versions
-# Modules that `--help` goes through, or that settings are read from: none may import torch.
+USED = ("train", "report", "explore", "app")  # extras of the command line, tested with their oldest versions
+# Modules that `--help` or the settings import: none may import torch.
 TORCH_FREE = [
     "attnconv",
     "attnconv.cli",
@@ -53,7 +53,7 @@ def python(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def cli_pages() -> Any:
-    """The module docs/generate_cli.py, a script, loaded by its path."""
+    """Load the script docs/generate_cli.py as a module."""
     spec = importlib.util.spec_from_file_location("generate_cli", ROOT / "docs" / "generate_cli.py")
     assert spec is not None
     assert spec.loader is not None
@@ -69,7 +69,7 @@ class TestSurface:
 
     @pytest.mark.parametrize("package", LAZY_PACKAGES)
     def test_every_lazy_name_exists_and_is_no_submodule(self, package: str) -> None:
-        """Importing a submodule would bind it over a function of its name."""
+        """Otherwise importing the submodule would replace the function of the same name."""
         module = importlib.import_module(package)
         assert [name for name in module.__all__ if not hasattr(module, name)] == []
         both = [name for name in module.__all__ if is_submodule(package, name)]
@@ -132,7 +132,7 @@ class TestImports:
         (package / "grid.py").write_text("def late():\n    from . import operators\n")
         (package / "attic.py").write_text("")
         assert violations(package) == [
-            "attic.py: the room 'attic' has no place in tests/layering.py",
+            "attic.py: add the subpackage 'attic' to tests/layering.py",
             "grid.py:2: 'grid' may not import 'operators'",
             "operators/dense.py:1: 'operators' may not import 'layers'",
         ]
@@ -159,7 +159,7 @@ class TestImports:
 
 class TestHelp:
     def test_help_answers_without_torch(self) -> None:
-        """All in one process: what the first import of torch is charged to is the first line that says True."""
+        """One process runs all commands; the first output line with True shows which of them imports torch."""
         program = (
             "import contextlib, io, sys\nfrom attnconv.cli import main\n"
             "for words in ([], *([name] for name in sys.argv[1:])):\n"
@@ -185,7 +185,7 @@ class TestHelp:
         with pytest.raises(SystemExit):
             main([name, "--help"])
         about, _, _ = capsys.readouterr().out.partition("examples:")
-        lines = about.splitlines()[2:]  # after the usage
+        lines = about.splitlines()[2:]  # without the usage
         assert lines[0].strip()
         assert all(len(line) <= 60 for line in lines)
 
@@ -249,7 +249,7 @@ def is_submodule(package: str, name: str) -> bool:
 
 
 def processor_seconds(*arguments: str) -> float:
-    """User and system time of one child: unlike wall time it does not depend on who else is using the machine."""
+    """Return user and system time of a child process, which depends less on other processes than wall time."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert python(*arguments).returncode == 0
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -267,5 +267,5 @@ def lower_bound(requirement: str) -> tuple[str, str]:
 
 
 def normalised(name: str) -> str:
-    """A distribution's name as the index compares it: lower case, hyphens."""
+    """Normalise a distribution's name as the package index does: lower case, hyphens."""
     return re.sub(r"[-_.]+", "-", name).lower()

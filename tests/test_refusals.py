@@ -1,4 +1,4 @@
-"""Arguments of the wrong kind are refused by name, where a traceback from inside would name nothing of the caller's."""
+"""Arguments of the wrong type raise an error that names them, instead of an error from inside the library."""
 
 from collections.abc import Callable
 

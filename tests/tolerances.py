@@ -1,7 +1,7 @@
-"""The suite's tolerances, per dtype, in one table.
+"""Tolerances of all tests, by dtype.
 
-Relative tolerances are the house's promise for two forms of the same formula (``Kronecker`` against ``Dense``, a fast
-path against its obvious form). The absolute ones are the same number: compared quantities are of order one.
+Two forms of the same formula (`Kronecker` and `Dense`, a fast path and its plain form) must agree to the relative
+tolerance. The absolute tolerance is the same number, because the compared values are of order one.
 
     torch.testing.assert_close(fast, slow, **tolerance(torch.float64))
 """
@@ -18,13 +18,13 @@ TOLERANCES: dict[torch.dtype, tuple[float, float]] = {  # dtype -> (rtol, atol)
 
 
 class Tolerance(TypedDict):
-    """The two keyword arguments of ``torch.testing.assert_close``."""
+    """Keyword arguments of `torch.testing.assert_close`."""
 
     rtol: float
     atol: float
 
 
 def tolerance(dtype: torch.dtype, *, scale: float = 1.0) -> Tolerance:
-    """Keyword arguments for ``assert_close``; ``scale`` widens both, with the reason said at the call."""
+    """Return the keyword arguments for `assert_close`, multiplied by `scale`; the call states why, unless it is 1."""
     rtol, atol = TOLERANCES[dtype]
     return {"rtol": rtol * scale, "atol": atol * scale}

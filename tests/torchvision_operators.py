@@ -1,9 +1,9 @@
-"""Lets torchvision, and timm and transformers which import it, load beside a CPU build of torch.
+"""Make torchvision importable with a CPU build of torch, as timm and transformers import it.
 
-PyPI's torchvision holds a library that is linked to CUDA. Where that does not load, torchvision's Python code fails at
-once, since it registers fake versions of operators that nobody has declared. Declared, they exist without a kernel:
-boxes cannot be suppressed, and no model of images needs that. Users of such a pair of builds have the same failure;
-the library itself declares nothing for others.
+PyPI's torchvision contains a library that is linked to CUDA. If it does not load, importing torchvision fails, because
+torchvision registers fake kernels of operators that are not declared. This module declares them, without kernels:
+non-maximum suppression does not work, but no image classifier needs it. Users with such builds have the same failure;
+attnconv does not declare operators of other libraries.
 """
 
 import importlib.util
@@ -21,7 +21,7 @@ def declare_missing() -> torch.library.Library | None:
     """Declare the operators if torchvision is installed and cannot load its own.
 
     Returns:
-        What holds the declarations for as long as it lives; None where there is no need.
+        Library object that must be kept alive as long as the declarations are needed, or None if they are not needed.
     """
     spec = importlib.util.find_spec("torchvision")
     if spec is None or spec.origin is None:

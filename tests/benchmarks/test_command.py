@@ -1,4 +1,4 @@
-"""`python -m benchmarks` from its words to its files."""
+"""The `python -m benchmarks` command, from its arguments to its files."""
 
 import json
 import os
@@ -36,7 +36,7 @@ def test_it_leaves_numbers_a_page_and_no_figure_that_no_page_shows(
 
 
 def test_the_figures_of_the_documentation_are_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Processes of their own take seconds; tests/benchmarks/test_measure.py starts one.
+    # A new process takes seconds; tests/benchmarks/test_measure.py starts one.
     monkeypatch.setattr(compare, "memory_of", lambda name, case: Memory(2**20, 2**28, 2**19))
     main(["megapixel", "position-only", "--quick", "--out", str(tmp_path)])
     page = (tmp_path / "README.md").read_text()
@@ -52,7 +52,7 @@ def test_it_runs_from_a_checkout() -> None:
     words = [sys.executable, "-m", "benchmarks", "planner", "--quick"]
     found = subprocess.run(words, capture_output=True, text=True, check=False, cwd=ROOT, env=environment)
     assert found.returncode == 0
-    assert not any("attnconv" in line or "benchmarks" in line for line in found.stderr.splitlines())  # torch may speak
+    assert not any("attnconv" in line or "benchmarks" in line for line in found.stderr.splitlines())  # torch may warn
     assert "within 1.2 of the best" in found.stdout
 
 
@@ -60,7 +60,7 @@ def test_a_folder_that_cannot_be_written_fails_before_the_measurements(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("in the way")
-    monkeypatch.setattr(command, "ask", lambda *arguments: pytest.fail("it measured"))
+    monkeypatch.setattr(command, "ask", lambda *arguments: pytest.fail("a measurement started"))
     for out, error in ((tmp_path / "file", FileExistsError), (tmp_path / "file" / "bench", NotADirectoryError)):
         with pytest.raises(error, match="file"):
             main(["planner", "--quick", "--out", str(out)])

@@ -1,4 +1,4 @@
-"""Times, ratios, exponents and peaks of memory, by clocks and sizes that are known."""
+"""Times, ratios, exponents and peak memory, measured with known clocks and sizes."""
 
 import inspect
 import statistics
@@ -18,7 +18,7 @@ MEBI = 2**20
 
 
 def prepare(*, mebibytes: int) -> Callable[[], Tensor]:
-    """A step that touches so much memory, after inputs of as much."""
+    """Return a step that allocates `mebibytes` MiB, in addition to inputs of the same size."""
     inputs = torch.ones(mebibytes * MEBI // 4)
     return lambda: inputs + 1
 
@@ -42,7 +42,7 @@ def test_contenders_take_turns_and_the_first_round_is_not_timed() -> None:
 
 
 def test_the_clock_waits_for_the_gpu() -> None:
-    """torch's own does; `time.perf_counter` would read when the work is handed over."""
+    """torch's timer does; `time.perf_counter` would only measure the time to launch kernels."""
     assert inspect.signature(interleaved).parameters["clock"].default is torch.utils.benchmark.timer
 
 
@@ -73,7 +73,7 @@ def test_tensors_are_made_where_measurements_run() -> None:
 
 
 def test_no_measurement_asks_torch_for_its_default_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before 2.8 the answer was the CPU inside `with torch.device(..)`."""
+    """Before torch 2.8 it was the CPU, even inside `with torch.device(..)`."""
     monkeypatch.setattr(torch, "get_default_device", lambda: torch.device("cpu"))
     monkeypatch.setattr(torch, "empty", lambda size: SimpleNamespace(device=torch.device("cuda")))
     assert device_here().type == "cuda"
@@ -102,7 +102,7 @@ def test_an_exponent_needs_two_sizes() -> None:
 
 
 def test_memory_is_that_of_the_step_and_not_of_its_inputs_or_of_this_process() -> None:
-    held = torch.ones(300 * MEBI // 4)  # a child inherits its parent's ru_maxrss: this must not hide the step
+    held = torch.ones(300 * MEBI // 4)  # a child inherits ru_maxrss from its parent; this must not hide the step
     found = memory_of(__name__, {"mebibytes": 64})
     assert held[0] == 1
     assert found.step == pytest.approx(64 * MEBI, rel=0.1)

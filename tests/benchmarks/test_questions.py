@@ -1,4 +1,4 @@
-"""Each benchmark at its quick sizes: what it measures, and that peers compute what they should."""
+"""Every benchmark at its quick sizes: what it measures, and that the contenders compute the same values."""
 
 import importlib
 import math
@@ -16,7 +16,7 @@ from benchmarks.results import QUESTIONS, Results
 
 @pytest.fixture(autouse=True)
 def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Modules whose memory was asked for. Processes of their own take seconds; test_measure.py starts one."""
+    """Record the modules that measure memory instead of starting their processes, which take seconds."""
     modules: list[str] = []
 
     def noted(module: str, case: dict[str, Any]) -> Memory:
@@ -48,7 +48,7 @@ def test_every_number_is_finite_and_positive(name: str) -> None:
 
 
 def test_quick_questions_start_one_process(measured: list[str]) -> None:
-    """Each takes seconds, whatever it measures."""
+    """A new process takes seconds, whatever it measures."""
     for name in QUESTIONS:
         quick(name)
     assert measured == ["benchmarks.megapixel"]
@@ -93,7 +93,7 @@ def test_a_relative_bias_in_bfloat16_differs_by_its_rounding() -> None:
     ],
 )
 def test_a_case_stays_on_the_device_where_it_is_measured(module: str, case: dict[str, Any], names: list[str]) -> None:
-    """A tensor left on the CPU would not meet those that are elsewhere."""
+    """A tensor left on the CPU would raise when combined with tensors on the device."""
     prepare = importlib.import_module(f"benchmarks.{module}").prepare
     for name in names:
         with measuring_on("meta"):

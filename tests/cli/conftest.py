@@ -1,4 +1,4 @@
-"""A run that the tests of the commands share."""
+"""Fixtures shared by the tests of the commands."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from tests.cli.test_commands import TINY
 
 @pytest.fixture(scope="session")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that the command line trained."""
+    """Run folder trained by the command line."""
     folder = tmp_path_factory.mktemp("cli") / "run"
     with pytest.raises(SystemExit) as end:
         main(["train", "quadratic-digits", *TINY, "--out", str(folder)])

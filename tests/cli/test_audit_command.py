@@ -11,7 +11,7 @@ from PIL import Image
 
 from attnconv.cli import main
 
-# A model as a user would have it, in a module of their own.
+# A user's module with a model.
 MODULE = """
 import torch
 from torch import nn
@@ -34,7 +34,7 @@ def nothing():
 
 
 def call(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
-    """Status, standard output and standard error of one command."""
+    """Return the exit status, standard output and standard error of a command."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["attnconv", "audit", *words])
         with pytest.raises(SystemExit) as end:
@@ -45,7 +45,7 @@ def call(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working folder with a user's module and pictures."""
+    """Working directory with a user's module and images."""
     (tmp_path / "of_a_user.py").write_text(MODULE)
     (tmp_path / "pictures").mkdir()
     for index in range(3):
@@ -149,7 +149,7 @@ def test_what_cannot_be_read_is_left_out_on_request(home: Path, capsys: pytest.C
 
 
 @pytest.mark.parametrize(("package", "spec"), [("timm", "timm:vit_tiny_patch16_224"), ("transformers", "hf:vit")])
-@pytest.mark.filterwarnings("default")  # theirs, not ours
+@pytest.mark.filterwarnings("default")  # warnings of the libraries
 def test_a_stock_model_at_another_size(package: str, spec: str, home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip(package, reason="the extra 'models' is not installed", exc_type=ImportError)
     name = "blocks.0.attn" if package == "timm" else "network.vit.layers.0.attention"

@@ -12,7 +12,7 @@ from attnconv.operators.planner import machine_of
 
 
 def call(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
-    """Status, standard output and standard error."""
+    """Return the exit status, standard output and standard error of a command."""
     with pytest.raises(SystemExit) as end:
         main(["calibrate", *words])
     printed = capsys.readouterr()

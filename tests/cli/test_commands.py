@@ -1,4 +1,4 @@
-"""The commands as a user meets them: what they print, what they leave, and what is said when something is wrong."""
+"""The commands as users see them: their output, the files they write, and their error messages."""
 
 import importlib
 import os
@@ -25,7 +25,7 @@ TINY = ["--epochs=1", "--data-limit=100", "--layers=1", "--width=16", "--mlp-wid
 
 
 def call(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
-    """Status, standard output and standard error of one command."""
+    """Return the exit status, standard output and standard error of a command."""
     with pytest.raises(SystemExit) as end:
         main(words)
     printed = capsys.readouterr()
@@ -187,7 +187,7 @@ def test_report_says_where_it_is(run: Path, tmp_path: Path, capsys: pytest.Captu
 
 @pytest.fixture
 def little(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The demo with a model and data that train at once; tests/verify/test_training.py runs it as it is."""
+    """Make the demo train a tiny model on little data; tests/verify/test_training.py runs the real demo."""
     whole = recipe("quadratic-digits")
     model = replace(whole.model, layers=1, width=16, mlp_width=16, heads=3)  # type: ignore[arg-type]
     settings = replace(whole, model=model, data=replace(whole.data, limit=100))
@@ -288,12 +288,12 @@ def test_predict_without_any_run_says_how_to_get_one(
 def test_an_existing_run_is_not_overwritten(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["train", "quadratic-digits", *TINY, "--out", str(run)]
     assert "--out: must be new or empty" in call(capsys, *words)[2]
-    assert call(capsys, *words, "--resume")[0] == 0  # complete: nothing left to do
+    assert call(capsys, *words, "--resume")[0] == 0  # the run is complete, so nothing is trained
 
 
 def test_a_resumed_run_keeps_its_settings(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["train", "quadratic-digits", "--out", str(run), "--resume"]
-    assert call(capsys, *words)[0] == 0  # none of the flags that it was started with
+    assert call(capsys, *words)[0] == 0  # without the flags it was started with
     status, _, err = call(capsys, *words, "--epochs", "3")
     assert status == 2
     assert re.search(rf"--epochs: must remain 1 .*got 3 \(run {re.escape(str(run))}\)", err)
@@ -349,7 +349,7 @@ def test_a_folder_of_other_things_is_not_resumed(tmp_path: Path, capsys: pytest.
     (tmp_path / "checkpoints").mkdir()
     litter = tmp_path / "checkpoints" / ".last.safetensors.0a1b2c3d.partial"
     litter.write_text("torn")
-    assert call(capsys, *words)[0] == 0  # killed before its settings were written
+    assert call(capsys, *words)[0] == 0  # a run killed before its settings were written
     assert not litter.exists()
 
 

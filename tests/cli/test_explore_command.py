@@ -39,7 +39,7 @@ def looks():
 
 
 def call(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
-    """Status, standard output and standard error of one command."""
+    """Return the exit status, standard output and standard error of a command."""
     with pytest.raises(SystemExit) as end:
         main(["explore", *words])
     printed = capsys.readouterr()
@@ -48,7 +48,7 @@ def call(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working folder with a html_page, a user's module and pictures."""
+    """Working directory with the HTML page, a user's module and images."""
     (tmp_path / "page.html").write_text(PAGE)
     (tmp_path / "of_an_explorer.py").write_text(MODULE)
     (tmp_path / "pictures").mkdir()
@@ -81,7 +81,7 @@ def test_a_run_brings_its_digits_and_its_past(home: Path, run: Path, capsys: pyt
     assert (status, err) == (0, "")
     found = written(home / "shown")
     assert (len(found.names), found.images.shape) == (2, (2, 8, 8, 3))
-    assert found.title == f"{run.parent.name}/{run.name}"  # not where it lies on this disk
+    assert found.title == f"{run.parent.name}/{run.name}"  # not the path on this disk
     assert str(run.parent).encode() not in (home / "shown" / "payload.safetensors").read_bytes()
     assert found.times == ("epoch 0", "epoch 1", "now")
     centres = found.layers[0].tensors["centres"]
@@ -117,7 +117,7 @@ def test_without_a_name_the_example_or_the_demo(home: Path, run: Path, capsys: p
     status, out, _ = call(capsys, "--export", "shown")
     assert status == 0
     assert "bundled example" in out
-    assert len(written(home / "shown").times) == 13  # it was trained
+    assert len(written(home / "shown").times) == 13  # snapshots of its training
     status, _, err = call(capsys, "--data", "digits", "--export", "shown")
     assert status == 1
     assert "MODEL: must be given if --data is given" in err
@@ -142,7 +142,7 @@ def test_a_budget_in_megabytes_decides_how_many_rows_are_kept(home: Path, capsys
     words = ["of_an_explorer:looks", "--image-size=10x12", "--data=pictures", "--images=1", "--export=shown"]
     assert call(capsys, *words, "--budget=0.01")[0] == 0
     (layer,) = written(home / "shown").layers
-    assert (layer.kind, len(layer.tensors["queries"])) == ("rows", 20)  # 4 x 5, 488 bytes each
+    assert (layer.kind, len(layer.tensors["queries"])) == ("rows", 20)  # 4 x 5 queries of 488 bytes each
     assert sum(tensor.nbytes for tensor in layer.tensors.values()) <= 10_000
 
 
@@ -212,7 +212,7 @@ def test_served_until_it_is_interrupted(
     run = uvicorn.Server.run
 
     def interrupted(server: uvicorn.Server, sockets: Any) -> None:
-        """As the server itself, with a visitor and then somebody at the keyboard."""
+        """Run the server, request two pages, then interrupt it as Ctrl-C does."""
 
         def come_and_end() -> None:
             try:

@@ -1,4 +1,4 @@
-"""No command replaces a file that it did not write."""
+"""Commands do not overwrite files that they did not write."""
 
 import re
 from pathlib import Path
@@ -24,7 +24,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def page(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The explorer's page need not be built."""
+    """Replace the explorer's page, which may not be built."""
     for module in ("attnconv.explorer", "attnconv.explorer.html_page"):
         monkeypatch.setattr(f"{module}.find_page", lambda: "<head></head><body></body>", raising=False)
 

@@ -1,4 +1,4 @@
-"""`attnconv prune` and training on from what it leaves."""
+"""`attnconv prune`, and training that continues from its result."""
 
 import re
 from pathlib import Path
@@ -21,7 +21,7 @@ TINY = ["--epochs=1", "--data-limit=100"]
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of which heads 1 and 2 of the first layer are degenerate, the second by the code's criterion alone."""
+    """Run with degenerate heads 1 and 2 in layer 0; head 2 is degenerate only by the criterion `code`."""
     folder = tmp_path_factory.mktemp("prune") / "run"
     with pytest.raises(SystemExit) as end:
         main(["train", "quadratic-digits", "--encoding=quadratic-generalized", *SIZES, *TINY, "--out", str(folder)])
@@ -78,7 +78,7 @@ def difference(text: str) -> int:
 
 
 def test_a_layer_that_loses_its_kernels_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Nine hard heads on the shifts of a 3 x 3 kernel and a constant one; in layer 1 one of the nine is a line."""
+    """Nine hard heads at the shifts of a 3 x 3 kernel and a constant head; in layer 1, one of the nine is a stripe."""
     found = load("quadratic-digits")
     settings = AttentionSettings(
         encoding="quadratic-generalized", layers=2, heads=10, width=8, mlp_width=8, downsampling=4
@@ -92,7 +92,7 @@ def test_a_layer_that_loses_its_kernels_is_named(tmp_path: Path, capsys: pytest.
             encoding.get_parameter("root_precision").copy_(10 * torch.eye(2).expand(10, 2, 2))
             encoding.get_parameter("root_precision")[9] = 0
         encoding.get_parameter("root_precision")[4] = torch.tensor([[10.0, 0.0], [0.0, 10.0 / 40]])
-        # Sharp enough along the other axis to be a single pixel still, yet with a condition number of 1600.
+        # Both spreads are so large that it attends to a single position, but the condition number is 1600.
         encoding.get_parameter("root_precision")[4] *= 40
     save_weights(tmp_path / "hard.safetensors", model, settings, mean=found.mean, std=found.std)
     _, out, _ = call(capsys, "prune", str(tmp_path / "hard.safetensors"))
@@ -137,7 +137,7 @@ def test_training_goes_on_from_it(pruned: Path, tmp_path: Path, capsys: pytest.C
     after = RunFolder(tmp_path / "after")
     assert heads(after.path) == (2, 4)
     start, last = load_file(RunFolder(pruned).start_weights), load_file(after.last_weights)
-    for name in start:  # a vanishing learning rate moves nothing: these are the weights that it began with
+    for name in start:  # the learning rate is almost 0, so these are the initial weights
         torch.testing.assert_close(last[name], start[name], rtol=1e-6, atol=1e-6)
     status, _, err = call(capsys, *words, "--heads=4", "--out", str(tmp_path / "other"))
     assert status == 1

@@ -1,4 +1,4 @@
-"""`attnconv reproduce` from end to end on a few digits: plan, training, a kill, the second call, the pages."""
+"""`attnconv reproduce` from end to end on a few digits: plan, training, an interruption, a second call, the pages."""
 
 import json
 import re
@@ -26,7 +26,7 @@ KEPT = training_plan.settings_at
 
 
 def miniature(scale: training_plan.ScaleName, name: str) -> RunSettings:
-    """The tiny scale, still smaller."""
+    """Return the settings of the tiny scale, reduced further."""
     settings = KEPT(scale, name)
     model = settings.model
     if isinstance(model, AttentionSettings):
@@ -49,7 +49,7 @@ def tables(out: Path) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two seeds of one model, trained and written."""
+    """Folder with two trained seeds of one model and its pages."""
     out = tmp_path_factory.mktemp("reproduction") / "finished"
     words = ["--only", "quadratic", "--seeds", "2", "--data-root", "some where", "--out", str(out)]
     with pytest.MonkeyPatch.context() as patch:
@@ -61,7 +61,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def no_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For what is about trainings: the figures take longer than they do."""
+    """Skip the figures, which take longer than the training, in tests of the training."""
     monkeypatch.setattr(paper, "write_paper", lambda runs, out, **_: out)
 
 
@@ -121,7 +121,7 @@ def test_observations_of_complete_runs_are_judged_against_their_own_start(finish
     centres = rows["centres: 9 heads"]
     assert list(centres["seeds"]) == ["42", "43"]
     assert centres["problems"] == []
-    assert rows["overlap: 9 heads"]["problems"] == []  # the start that the seed makes is the recorded one
+    assert rows["overlap: 9 heads"]["problems"] == []  # the seed reproduces the recorded initial heads
     assert rows["mirror images"]["verdict"] == "undecided"
     text = (finished / "README.md").read_text(encoding="utf-8")
     assert "Observation 'mirror images': no complete run of learned. To train its runs: attnconv reproduce" in text

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM end a command with 130 and 143 and one sentence; a folder in use is refused by every writer."""
+"""Ctrl-C and SIGTERM end a command with status 130 and 143 and a message; no command writes to a folder in use."""
 
 import os
 import signal
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-import attnconv.cli.train_command  # noqa: F401  # it keeps the recipes that are there when it is imported
+import attnconv.cli.train_command  # noqa: F401  # binds `recipe` before it is patched
 from attnconv.models.settings import AttentionSettings
 from attnconv.paper import training_plan
 from attnconv.training import recipes
@@ -31,7 +31,7 @@ def little(settings: RunSettings) -> RunSettings:
 
 @pytest.fixture
 def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[tuple[str, ...], Path]]:
-    """Words of each command that trains, and the run that it leaves."""
+    """Return the arguments of each command that trains, and its run folder."""
     digits = little(recipe("quadratic-digits"))
     monkeypatch.setattr(recipes, "recipe", lambda *_: digits)
     monkeypatch.setattr(training_plan, "settings_at", lambda scale, name: little(KEPT(scale, name)))
@@ -44,7 +44,7 @@ def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple
     }
 
 
-@pytest.mark.skipif(threading.current_thread() is not threading.main_thread(), reason="signals go to the main thread")
+@pytest.mark.skipif(threading.current_thread() is not threading.main_thread(), reason="requires the main thread")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("name", ["train", "demo", "reproduce"])
 def test_a_signal_in_training(

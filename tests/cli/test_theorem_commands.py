@@ -1,4 +1,4 @@
-"""`attnconv prove` and `attnconv recast` as a user meets them."""
+"""`attnconv prove` and `attnconv recast` as users call them."""
 
 import re
 from pathlib import Path
@@ -14,7 +14,7 @@ from tests.cli.test_commands import call
 
 
 def small() -> nn.Module:
-    """A network of this module, which the commands find as tests.cli.test_theorem_commands:small."""
+    """Return a network that the commands load as `tests.cli.test_theorem_commands:small`."""
     torch.manual_seed(0)
     return nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 2, 2, stride=2))
 

@@ -1,4 +1,4 @@
-"""Settings of `attnconv train` from flags and files: what overrides what, and what is said of wrong ones."""
+"""Settings of `attnconv train` from flags and files: precedence, and errors for invalid values."""
 
 import re
 from dataclasses import replace

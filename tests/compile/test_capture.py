@@ -1,4 +1,4 @@
-"""Attention of compiled models, and replaced heads in them."""
+"""Attention of compiled models, and head replacement in them."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from tests.inspect.sharp_vit import images, sharp
 
 
 class Attention(nn.Module):
-    """Fused attention of an image's pixels over themselves."""
+    """Fused self-attention over the pixels of an image."""
 
     def forward(self, x: Tensor) -> Tensor:
         tokens = x.flatten(2).mT[:, None]

@@ -1,4 +1,4 @@
-"""torch.compile without graph breaks or a compilation for each size, and torch.export with free sizes."""
+"""`torch.compile` without graph breaks or recompilation for each size, and `torch.export` with dynamic sizes."""
 
 import pytest
 import torch
@@ -31,7 +31,7 @@ def test_compiles_whole_and_once_for_all_sizes(name: str, border: Border) -> Non
     for sizes in ((6, 5), (8, 7), (9, 11), (12, 4), (13, 17)):
         x = torch.randn(2, 12, *sizes)
         torch.testing.assert_close(compiled(x), layer(x), **tolerance(torch.float32))
-    assert counter.frame_count <= 2  # the first size, then every size
+    assert counter.frame_count <= 2  # the first size, then dynamic sizes
 
 
 @every_encoding

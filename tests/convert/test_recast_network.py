@@ -384,7 +384,7 @@ def test_comparison_takes_one_image_and_inputs_by_name() -> None:
     ids=str,
 )
 def test_gradients_of_bf16_images_no_larger_than_the_kernel(conv: Convolution, sizes: tuple[int, ...]) -> None:
-    """Convolutions of PyTorch are wrong on some CPUs."""
+    """PyTorch computes gradients of these convolutions incorrectly on some CPUs."""
     source, conv = random.Random(0), conv.to(torch.bfloat16)
     for layout in ("row-major", "channels-last"):
         x = laid_out(torch.randn(3, conv.in_channels, *sizes).to(torch.bfloat16), layout, source)

@@ -8,7 +8,7 @@ import pytest
 
 @pytest.fixture
 def unhooked() -> Iterator[None]:
-    """Lets a wrong type or shape pass the test run's own check, so that the library's message for it is reached."""
+    """Disable the type checks of the test run, so that invalid types and shapes reach the library's own checks."""
     before = jaxtyping.config.jaxtyping_disable
     jaxtyping.config.update("jaxtyping_disable", True)
     yield

@@ -1,4 +1,4 @@
-"""Small data sets in the forms of the real ones, for the tests of this folder."""
+"""Small data sets in the formats of the real ones."""
 
 import dataclasses
 import gzip
@@ -26,7 +26,7 @@ def pixels(rows: int, seed: int = 0) -> Bytes:
 
 
 def python2_pickle(images: Bytes, labels: list[int], key: str = "labels") -> bytes:
-    """What Python 2's cPickle writes at protocol 2 for {'data': array, 'labels': list}, as in the official archives."""
+    """Return Python 2's protocol-2 pickle of {'data': array, 'labels': list}, the format of the official archives."""
 
     def text(value: bytes) -> bytes:
         return b"T" + struct.pack("<i", len(value)) + value
@@ -47,14 +47,14 @@ def python2_pickle(images: Bytes, labels: list[int], key: str = "labels") -> byt
 
 
 def png(image: Bytes) -> bytes:
-    """One (3, height, width) image as a PNG file."""
+    """Return a (3, height, width) image as a PNG file."""
     file = io.BytesIO()
     Image.fromarray(np.ascontiguousarray(image.transpose(1, 2, 0))).save(file, "PNG")
     return file.getvalue()
 
 
 def small_cifar(name: str = "cifar10") -> tuple[Cifar, dict[str, bytes]]:
-    """A data set of 12 + 8 training and 10 test images, with the facts that describe it and the pickles by name."""
+    """Return the metadata and the pickles (by name) of a data set with 12 + 8 training images and 10 test images."""
     real = CIFARS[name]
     key = f"{real.labels}s"
     sizes = {"data_batch_1": 12, "data_batch_2": 8, "test_batch": 10}
@@ -69,7 +69,7 @@ def small_cifar(name: str = "cifar10") -> tuple[Cifar, dict[str, bytes]]:
 
 
 def with_archive(facts: Cifar, archive: bytes) -> Cifar:
-    """The same facts, with another archive at home."""
+    """Return the same metadata with the size and checksum of another archive."""
     remote = Remote(facts.archive.url, len(archive), hashlib.sha256(archive).hexdigest())
     return dataclasses.replace(facts, archive=remote)
 
@@ -84,7 +84,7 @@ def tar_gz(folder: str, files: dict[str, bytes]) -> bytes:
             entry = tarfile.TarInfo(f"{folder}/{name}")
             entry.size = len(content)
             archive.addfile(entry, io.BytesIO(content))
-    return gzip.compress(target.getvalue(), mtime=0)  # the same bytes whenever it is made
+    return gzip.compress(target.getvalue(), mtime=0)  # the same bytes every time
 
 
 def write_parquet(
@@ -102,7 +102,7 @@ def write_parquet(
 
 
 def write_hub_folder(folder: Path, *, column: str = "label") -> None:
-    """The images of `small_cifar` in the hub's layout: two training files and one test file."""
+    """Write the images of `small_cifar` in the Hugging Face layout: two training files and one test file."""
     folder.mkdir(parents=True, exist_ok=True)
     names = ("train-00000-of-00002", "train-00001-of-00002", "test-00000-of-00001")
     for seed, (name, rows) in enumerate(zip(names, (12, 8, 10), strict=True)):
@@ -111,14 +111,14 @@ def write_hub_folder(folder: Path, *, column: str = "label") -> None:
 
 
 def png_chunk(name: bytes, data: bytes) -> bytes:
-    """One chunk of a PNG."""
+    """Return one chunk of a PNG file."""
     return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
 
 
 def png_of(
     width: int, height: int, *, depth: int = 8, colour: int = 2, rows: int | None = None, interlaced: bool = False
 ) -> bytes:
-    """A white PNG as its header says, with all of its rows or fewer; colour 2 is RGB, 0 grey, 3 a palette, 6 RGBA."""
+    """Return a white PNG, possibly with missing rows; `colour` is 0 for grey, 2 for RGB, 3 for palettes, 6 for RGBA."""
     bits = depth * {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}[colour]
     rows = height if rows is None else rows
     pack, row = zlib.compressobj(1), b"\0" + b"\xff" * -(-width * bits // 8) if rows else b""

@@ -1,4 +1,4 @@
-"""Augmentation: every change against its definition, and blends of pixels and labels that agree."""
+"""Augmentation: every change compared with its definition, and equal blends of images and labels."""
 
 from dataclasses import replace
 from typing import Any
@@ -19,12 +19,12 @@ ONLY_CROP = AugmentSettings("none", padding=4, border="zero")
 
 
 def batch(n: int = 16, size: tuple[int, int] = (32, 32)) -> tuple[Tensor, Tensor]:
-    """Images, and the random numbers of uniforms 100 and on."""
+    """Return images, and the uniform random numbers of samples 100 and on."""
     return torch.randint(0, 256, (n, 3, *size), dtype=torch.uint8), uniform(3, 5, 100 + n)[100:]
 
 
 def slow(image: Tensor, uniforms: Tensor, settings: AugmentSettings) -> Tensor:
-    """One image, step by step, in the order and with the numbers that `augment` documents; float64."""
+    """Augment one image step by step in float64, in the order and with the random numbers that `augment` documents."""
     row, column, mirror, cut_row, cut_column, *colour = uniforms[:8]
     pixels, p = image.double() / 255, settings.padding or 0
     height, width = pixels.shape[1:]
@@ -131,7 +131,7 @@ class TestRandomness:
         assert torch.equal(cut[outside], shifted[outside])
 
     def test_all_shifts_and_both_mirrors_are_as_frequent(self) -> None:
-        """A single bright pixel in the middle tells where it went: 9 x 9 places and, at its left, a dimmer one."""
+        """The position of a bright pixel shows the shift, of 9 x 9; a dimmer pixel on its left shows the flip."""
         n = 81 * 100
         images = torch.zeros(n, 1, 9, 9, dtype=torch.uint8)
         images[:, 0, 4, 4] = 255
@@ -164,7 +164,7 @@ class TestBadInput:
 
 
 def labelled(n: int = 64) -> tuple[Tensor, Tensor, Tensor]:
-    """Images whose pixels are all their own label, so that a blend of pixels tells the blend of labels."""
+    """Return images whose pixels equal their label, so that blended pixels show how labels were blended."""
     labels = torch.arange(n).flip(0)
     return labels.float()[:, None, None, None].expand(n, 3, 8, 10).contiguous(), labels, uniform(1, 2, 500 + n)[500:]
 
@@ -230,7 +230,7 @@ class TestMix:
 class TestBeta:
     @pytest.mark.parametrize("a", [0.1, 0.2, 0.5, 1.0])
     def test_moments(self, a: float) -> None:
-        """Mean 1/2, variance 1 / (4 (2a + 1)), and symmetric."""
+        """The mean is 1/2, the variance 1 / (4 (2a + 1)), and the distribution is symmetric."""
         n = 100_000
         draws = beta(a, uniform(0, 0, n)[:, :24]).double()
         variance = 1 / (4 * (2 * a + 1))

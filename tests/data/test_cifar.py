@@ -1,4 +1,4 @@
-"""CIFAR in its three forms gives the same images, checked to the byte; what is missing or damaged is named."""
+"""The three formats of CIFAR contain the same images, verified by checksums; errors name missing or damaged files."""
 
 import dataclasses
 import hashlib
@@ -231,11 +231,11 @@ class TestWhatIsNotWhole:
 
 
 class TestWhatIsMeantBadly:
-    """Only what has the published checksum is opened, and opening it runs nothing."""
+    """Only files with the published checksum are opened, and opening them executes no code."""
 
     @pytest.mark.parametrize("name", ["../escaped", "/escaped", "cifar-10-batches-py/../../escaped"])
     def test_a_name_outside_the_folder(self, name: str, archive: Path, facts: Cifar) -> None:
-        """Even a published archive could write no file: it is read in memory, by the names of its pickles."""
+        """Not even a published archive could write a file: it is read in memory, by the names of its pickles."""
         with tarfile.open(archive) as content:
             files = [(entry, content.extractfile(entry)) for entry in content.getmembers() if entry.isreg()]
             with tarfile.open(archive.with_name("other.tar.gz"), mode="w:gz") as target:
@@ -278,7 +278,7 @@ class TestWhatIsMeantBadly:
 
 
 class Evil:
-    """Calls a function when unpickled."""
+    """Object that calls a function when unpickled."""
 
     def __init__(self, *call: Any) -> None:
         self.call = call
@@ -289,7 +289,7 @@ class Evil:
 
 @pytest.mark.parametrize("protocol", [3, 4])
 def test_pickles_of_this_numpy_are_read_alike(protocol: int, folder: Path, facts: Cifar) -> None:
-    """They are not published, but their arrays have the same parts."""
+    """No archive contains pickles of this NumPy, but their arrays have the same parts."""
     images = pixels(10, 2).reshape(10, -1)
     content = pickle.dumps({b"data": images, b"labels": list(range(10))}, protocol=protocol)
     (folder / "test_batch").write_bytes(content)

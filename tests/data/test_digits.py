@@ -1,4 +1,4 @@
-"""The embedded digits: complete, and always divided in the same way."""
+"""The embedded digits: complete, and always split in the same way."""
 
 import hashlib
 
@@ -25,7 +25,7 @@ def test_the_test_set_has_the_same_share_of_each_digit() -> None:
 
 
 def test_the_split_is_fixed_for_ever() -> None:
-    """Accuracies are compared by this split: a change here changes every published number on digits."""
+    """All published accuracies on digits use this split, and would change with it."""
     _, test = read_digits()
     assert hashlib.sha256(test.images.numpy().tobytes()).hexdigest()[:16] == "5d79f32d3233fa52"
     assert test.labels[:10].tolist() == [0, 8, 5, 9, 0, 2, 0, 5, 8, 4]

@@ -1,4 +1,4 @@
-"""Downloads from a server on this machine: whole, broken off and resumed, damaged, refused, and by many at once."""
+"""Downloads from a local server: complete, interrupted and resumed, damaged, rejected, and concurrent."""
 
 import hashlib
 import http.server
@@ -17,13 +17,13 @@ CONTENT = bytes(range(256)) * 4000  # 1,024,000 bytes
 
 @dataclass
 class Server:
-    """What the server does, and what it was asked."""
+    """Behaviour of the server, and the requests it received."""
 
     url: str = ""
     content: bytes = CONTENT
     ranges: bool = True
     breaks: list[int] = field(default_factory=list)
-    """After how many bytes the next answers break off."""
+    """Number of bytes after which each of the next responses breaks off."""
     status: int = 200
     asked: list[str | None] = field(default_factory=list)
 
@@ -134,7 +134,7 @@ class TestFailures:
             fetch(remote, tmp_path / "file")
         assert [(path.name, path.stat().st_size) for path in tmp_path.iterdir()] == [("file.part", 0)]
         server.content = CONTENT
-        fetch(remote, tmp_path / "file")  # nothing of it is left to spoil the next attempt
+        fetch(remote, tmp_path / "file")  # no leftover file affects the next attempt
         assert (tmp_path / "file").read_bytes() == CONTENT
 
     def test_a_shorter_file_at_home(self, server: Server, tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ class TestFailures:
 
     def test_a_longer_file_at_home(self, server: Server, tmp_path: Path) -> None:
         server.content = CONTENT + b"more"
-        fetch(server.remote(), tmp_path / "file")  # as many bytes as were asked for, and they are right
+        fetch(server.remote(), tmp_path / "file")  # exactly the expected bytes are read
         assert (tmp_path / "file").read_bytes() == CONTENT
 
     def test_nothing_there(self, server: Server, tmp_path: Path) -> None:
@@ -173,7 +173,7 @@ class TestFailures:
 
 
 def together(count: int, work: Callable[[], object]) -> list[BaseException]:
-    """Run the same work in several threads and collect what they raise."""
+    """Run `work` in several threads and return the exceptions raised."""
     raised: list[BaseException] = []
 
     def guarded() -> None:

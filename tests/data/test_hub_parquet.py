@@ -1,4 +1,4 @@
-"""Parquet files in the hub's layout: images to the byte, and each way of being incomplete or damaged."""
+"""Parquet files in the Hugging Face layout: exact images, and errors for incomplete or damaged files."""
 
 import io
 from collections.abc import Callable
@@ -138,7 +138,7 @@ class TestColumns:
 
 
 class TestBombs:
-    """Files of some kilobytes that unpack to far more."""
+    """Files of a few kilobytes that decompress to much more."""
 
     def test_rows_are_counted_before_they_are_read(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         write_hub_folder(tmp_path)
@@ -146,21 +146,21 @@ class TestBombs:
         nothing = pa.table({"img": pa.nulls(3_000_000, kind), "label": pa.nulls(3_000_000, pa.int64())})
         pq.write_table(nothing, tmp_path / TEST)
         del nothing
-        monkeypatch.setattr(pq.ParquetFile, "iter_batches", lambda *_, **__: pytest.fail("it was read"))
+        monkeypatch.setattr(pq.ParquetFile, "iter_batches", lambda *_, **__: pytest.fail("rows were read"))
         with pytest.raises(ValueError, match=rf": .*10 rows of test, got 3,000,000 in {TEST}"):
             read_parquet(tmp_path, "label", {"test": 10})
 
     def test_bytes_are_counted_before_they_are_read(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         write_hub_folder(tmp_path)
         write_parquet(tmp_path / TEST, [bytes(81_920)] + [b""] * 9, [0] * 10)
-        monkeypatch.setattr(pq.ParquetFile, "iter_batches", lambda *_, **__: pytest.fail("it was read"))
+        monkeypatch.setattr(pq.ParquetFile, "iter_batches", lambda *_, **__: pytest.fail("rows were read"))
         with pytest.raises(ValueError, match=r"10 rows .*81,920 .*bytes.*got 8\d,\d+ in"):
             read_parquet(tmp_path, "label", {"test": 10})
 
     def test_one_value_of_many_rows_is_not_unpacked_for_all_at_once(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """400 rows of 100 kB are 40 MB; of the format's own form, which has the value once, 100 kB."""
+        """400 rows of 100 kB are 40 MB decoded; Parquet stores their common value once, in 100 kB."""
         write_parquet(tmp_path / TEST, [bytes(100_000)] * 400, [0] * 400)
         assert (tmp_path / TEST).stat().st_size < 20_000
         monkeypatch.setattr("attnconv.data.hub_parquet._AT_ONCE", 4_000_000)

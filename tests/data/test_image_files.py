@@ -1,4 +1,4 @@
-"""Pictures from strangers: what is decoded, what is refused, and in how much memory."""
+"""Untrusted image files: which are decoded, which are rejected, and how much memory they need."""
 
 import io
 import sys
@@ -27,11 +27,11 @@ from benchmarks.measure import memory_of
 from tests.data.making import pixels, png, png_chunk, png_of
 
 MEBI = 2**20
-LIMIT = 800 * 10**6  # bytes for 80,000,000 pixels, as the module says
+LIMIT = 800 * 10**6  # bytes for 80,000,000 pixels, as documented in the module
 
 
 def prepare(path: str) -> Callable[[], str]:
-    """A step for `memory_of`: what reading a file says."""
+    """Return a step for `memory_of` that reads a file and returns its shape or its error."""
 
     def step() -> str:
         try:
@@ -59,12 +59,12 @@ def test_the_formats_that_are_taken(form: str, tmp_path: Path) -> None:
     content = saved(image, form)
     (tmp_path / "x").write_bytes(content)
     found = decoded(content)
-    assert (found.int() - torch.tensor([200, 100, 50]).reshape(3, 1, 1)).abs().max() <= 6  # some are lossy
+    assert (found.int() - torch.tensor([200, 100, 50]).reshape(3, 1, 1)).abs().max() <= 6  # some formats are lossy
     assert torch.equal(read_image(tmp_path / "x", (4, 6)), found)
 
 
 def test_an_eps_starts_no_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pillow decodes EPS by Ghostscript, which runs what the file says."""
+    """Pillow decodes EPS with Ghostscript, which executes the program in the file."""
     monkeypatch.setattr("subprocess.Popen", lambda *_, **__: pytest.fail("a program was started"))
     monkeypatch.setattr("PIL.EpsImagePlugin.gs_binary", "gs")
     path = tmp_path / "x.png"
@@ -105,7 +105,7 @@ def test_webp_takes_less_for_its_decoder_keeps_more() -> None:
         decoded(content)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not set the mark of memory back")
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux can reset the peak memory")
 @pytest.mark.parametrize(
     ("content", "most"),
     [
@@ -123,7 +123,7 @@ def test_a_bomb_stays_within_the_stated_memory(content: Callable[[], bytes], mos
 @pytest.mark.parametrize("colour", [0, 2, 3, 6])
 @pytest.mark.parametrize("depth", [1, 8])
 def test_a_png_of_which_rows_are_missing(depth: int, colour: int, interlaced: bool) -> None:
-    """Pillow leaves them black: its decoder is content with the end of the packed data, wherever that comes."""
+    """Pillow leaves missing rows black: its decoder accepts compressed data that ends early."""
     if depth == 1 and colour in (2, 6):
         depth = 8
     whole = png_of(20, 64, depth=depth, colour=colour)
@@ -144,7 +144,7 @@ def test_a_png_without_its_palette() -> None:
 @pytest.mark.parametrize("width", range(1, 10))
 @pytest.mark.parametrize("height", [1, 3, 8])
 def test_interlaced_pngs_are_whole(width: int, height: int) -> None:
-    """With as many bytes as `_png_bytes` counts Pillow has every pixel; with a row fewer the last are missing."""
+    """`_png_bytes` is exact: Pillow decodes all pixels of that many bytes, but not of one byte fewer."""
     head = width.to_bytes(4, "big") + height.to_bytes(4, "big") + bytes([8, 0, 0, 0, 1])
     for missing in (0, 1):
         data = zlib.compress(b"\0" * (_png_bytes(head) - missing))
@@ -165,7 +165,7 @@ def test_every_bit_of_a_png_counts() -> None:
             try:
                 assert torch.equal(decoded(broken), wanted)
             except PictureError as error:
-                assert str(error).startswith("it: must ")  # noqa: PT017 - either may be, and nothing else
+                assert str(error).startswith("it: must ")  # noqa: PT017 - both outcomes are valid, and no other
 
 
 @pytest.mark.parametrize("cut", range(0, 200, 7))
@@ -192,7 +192,7 @@ def test_sixteen_bits_in_other_formats() -> None:
 
 def test_fewer_bits_are_taken() -> None:
     bmp = bytearray(saved(Image.new("RGB", (4, 4)), "BMP"))
-    bmp[28] = 16  # 5 bits a channel
+    bmp[28] = 16  # 5 bits per channel
     assert decoded(bytes(bmp)).shape == (3, 4, 4)
 
 
@@ -202,7 +202,7 @@ def test_errors_inside_the_block_carry_the_name() -> None:
 
 
 def test_large_pictures_are_open_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that the memory of a folder of them is that of one, however many threads decode it."""
+    """A folder therefore needs the memory of one image, however many threads decode it."""
     inside, most = 0, []
 
     def hold(content: bytes) -> None:

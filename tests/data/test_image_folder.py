@@ -1,4 +1,4 @@
-"""Folders of images: layouts, scaling, files that are not what they seem, and pictures for looking at a model."""
+"""Folders of images: layouts, resizing, files with misleading names or content, and images for auditing a model."""
 
 import io
 import os
@@ -77,7 +77,7 @@ class TestLayouts:
 
 
 class TestNames:
-    """Names that are not UTF-8, or would move the cursor of a terminal."""
+    """Names that are not UTF-8, or that would move the cursor of a terminal."""
 
     def test_files_and_classes_of_any_name(self, tmp_path: Path) -> None:
         two_classes(tmp_path / "train")
@@ -94,7 +94,7 @@ class TestNames:
 
 class TestOneImage:
     def test_scaled_to_cover_and_cropped_about_the_centre(self, tmp_path: Path) -> None:
-        """Three stripes; the square keeps the middle one and half of each outer one's width."""
+        """An image of three stripes: the square keeps the middle stripe and half the width of each outer stripe."""
         stripes = np.zeros((32, 64, 3), np.uint8)
         stripes[:, :16, 0], stripes[:, 16:48, 1], stripes[:, 48:, 2] = 255, 255, 255
         Image.fromarray(stripes).save(tmp_path / "stripes.png")
@@ -122,9 +122,9 @@ class TestOneImage:
 
     def test_it_is_turned_upright(self, tmp_path: Path) -> None:
         image = Image.new("RGB", (16, 16), RED)
-        image.paste(GREEN, (0, 0, 16, 8))  # green above
+        image.paste(GREEN, (0, 0, 16, 8))  # green at the top
         exif = Image.Exif()
-        exif[0x0112] = 3  # the camera was upside down
+        exif[0x0112] = 3  # taken with the camera upside down
         image.save(tmp_path / "turned.png", exif=exif)
         assert read_image(tmp_path / "turned.png", 16)[:, 15, 8].tolist() == list(GREEN)
 
@@ -261,7 +261,7 @@ def test_broken_files_are_skipped_on_request(tmp_path: Path) -> None:
 def test_files_that_are_enlarged_more_than_twice_are_named(tmp_path: Path) -> None:
     for name, size in {"small": (9, 5), "half": (16, 16), "narrow": (8, 64), "large": (100, 50)}.items():
         picture(tmp_path / f"{name}.png", size=size)
-    turned = Image.new("RGB", (12, 32))  # stored on its side: 32 wide, 12 high
+    turned = Image.new("RGB", (12, 32))  # displayed rotated: 32 wide, 12 high
     turned.getexif()[ExifTags.Base.Orientation] = 6
     turned.save(tmp_path / "turned.jpg", exif=turned.getexif())
     notes = read_pictures(tmp_path, (32, 32), count=10).notes

@@ -1,4 +1,4 @@
-"""Image sets, their division, and batches: every image once, the same global batches on any number of processes."""
+"""Image sets, their splits, and batches: every image once, and the same global batches for any number of processes."""
 
 import pytest
 import torch
@@ -70,7 +70,7 @@ class TestHeldOut:
 
     def test_without_strata_it_is_the_beginning_of_the_order(self) -> None:
         sides = [held_out(torch.zeros(50, dtype=torch.int64), 20, seed=3, stratify=even)[1] for even in (True, False)]
-        assert sides[0].tolist() == sides[1].tolist()  # one class: both rules agree
+        assert sides[0].tolist() == sides[1].tolist()  # with one class, both rules agree
 
     @pytest.mark.parametrize("count", [-1, 10, 11])
     def test_something_must_be_left(self, count: int) -> None:
@@ -92,13 +92,13 @@ class TestChannelStatistics:
 
 
 def numbered(n: int) -> ImageSet:
-    """Images that know their number by their first pixel."""
+    """Return images with their index (mod 256) as pixel value and 10 times their index as label."""
     images = torch.arange(n).remainder(256).to(torch.uint8)[:, None, None, None].expand(n, 1, 2, 2).contiguous()
     return ImageSet(images, torch.arange(n) * 10)
 
 
 def samples_of(batch: Batch) -> list[int]:
-    """Numbers of a batch's images in their set."""
+    """Return the indices of a batch's images in their set."""
     return (batch.labels // 10).tolist()
 
 

@@ -1,4 +1,4 @@
-"""The front door: settings in, splits out."""
+"""`load_data`: from settings to splits."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +23,7 @@ def sizes(splits: Splits) -> tuple[int, int, int]:
 
 @pytest.fixture
 def cifar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DataSettings:
-    """Settings that lead to a small CIFAR-10."""
+    """Settings of a small CIFAR-10."""
     monkeypatch.setitem(CIFARS, "cifar10", small_cifar()[0])
     write_hub_folder(tmp_path)
     return DataSettings(root=str(tmp_path), validation=5, download=False)

@@ -1,4 +1,4 @@
-"""Random numbers: fixed for all NumPy releases, uniform, and a function of seed, epoch and sample."""
+"""Random numbers: the same for all NumPy releases, uniform, and a function of seed, epoch and sample."""
 
 import math
 
@@ -20,7 +20,7 @@ class TestUniform:
         n = numbers.numel()
         assert numbers.min() >= 0.0
         assert numbers.max() < 1.0
-        # Four deviations of the mean of n uniform numbers, and of their mean square.
+        # Four standard deviations of the mean of n uniform numbers, and of their mean square.
         assert abs(numbers.mean() - 1 / 2) < 4 * math.sqrt(1 / 12 / n)
         assert abs(numbers.square().mean() - 1 / 3) < 4 * math.sqrt(4 / 45 / n)
         counts = torch.histc(numbers.flatten(), bins=64, min=0, max=1)
@@ -28,7 +28,7 @@ class TestUniform:
         assert abs(chi2 - 63) < 4.5 * math.sqrt(2 * 63)
 
     def test_nothing_is_correlated(self) -> None:
-        """Columns, neighbouring samples, epochs and seeds: each pair of sequences, as white as noise."""
+        """Columns, neighbouring samples, epochs and seeds are uncorrelated, for each pair of sequences."""
         base = uniform(0, 0, N + 1)
         others = {
             **{f"column {column}": base[:-1, column] for column in range(1, COLUMNS)},
@@ -46,7 +46,7 @@ class TestUniform:
         assert torch.equal(uniform(seed, epoch, n), uniform(seed, epoch, 12)[:n])
 
     def test_the_bits_are_fixed_for_ever(self) -> None:
-        """Runs are reproduced by these numbers: a change here changes every run."""
+        """Runs are reproducible because of these numbers; if they change, every run changes."""
         assert (uniform(42, 7, 50_000)[[0, -1], :3] * 2**24).tolist() == FIXED
         assert permutation(42, 7, 10).tolist() == FIXED_ORDER
 
@@ -85,7 +85,7 @@ class TestPermutation:
         assert torch.equal(orders[0], permutation(0, 0, 50))
 
     def test_all_orders_are_as_frequent(self) -> None:
-        """All 24 orders of 4 samples over 4800 epochs."""
+        """Count all 24 orders of 4 samples over 4800 epochs."""
         counts: dict[tuple[int, ...], int] = {}
         for epoch in range(4800):
             order = tuple(permutation(0, epoch, 4).tolist())

@@ -15,7 +15,7 @@ DIGITS = DataSettings("digits")
 
 
 def named(found: list[Problem]) -> dict[str, str]:
-    """The value that arrived, by the name of its setting."""
+    """Return the invalid value of each setting, by name."""
     return {problem.name: problem.got for problem in found}
 
 
@@ -44,7 +44,7 @@ class TestProblems:
     def test_the_root_must_be_a_folder(self, tmp_path: Path) -> None:
         (tmp_path / "file").write_text("")
         absent = tmp_path / "absent"
-        assert root_problems(DataSettings(root=str(absent))) == []  # a download creates it
+        assert root_problems(DataSettings(root=str(absent))) == []  # a download creates the folder
         for settings in (DataSettings("folder", root=str(absent)), DataSettings(root=str(absent), download=False)):
             assert named(root_problems(settings)) == {"data.root": str(absent)}
             with pytest.raises(SettingsError, match=r"data\.root: .*absent"):

@@ -1,4 +1,4 @@
-"""Documented commands of benchmarks and experiments: each names a script and flags that it has, and all it needs."""
+"""Documented commands of benchmarks and experiments name existing scripts and flags, and pass all required flags."""
 
 import importlib
 import re
@@ -18,7 +18,7 @@ COMMAND = re.compile(r"python -m (experiments\.[a-z]\w*|benchmarks(?![.\w]))((?:
 
 
 def commands() -> Iterator[tuple[str, str]]:
-    """(where, command), once each."""
+    """Yield each documented command once, as (file, command)."""
     places = [
         ROOT / "README.md",
         *ROOT.glob("docs/*.md"),
@@ -27,7 +27,7 @@ def commands() -> Iterator[tuple[str, str]]:
         *ROOT.glob("benchmarks/*.py"),
     ]
     for place in sorted(places):
-        # Inside a sentence a command may be broken at the end of a line.
+        # A command within a sentence may continue on the next line.
         text = re.sub(r"`([^`\n]+)\n([^`\n]+)`", r"`\1 \2`", place.read_text(encoding="utf-8"))
         for script, flags in COMMAND.findall(text):
             yield f"{place.relative_to(ROOT)}: {script}", flags.replace("\\\n", " ").strip()
@@ -45,7 +45,7 @@ def test_a_documented_command_is_understood(where: str, flags: str, monkeypatch:
         paper_on_gpu.parse(words)
         return
     script = importlib.import_module(name)
-    if not hasattr(script, "Settings"):  # a parser of the standard library, inside its `main`
+    if not hasattr(script, "Settings"):  # uses `argparse` inside its `main`
         source = Path(str(script.__file__)).read_text(encoding="utf-8")
         assert all(f'add_argument("{word}"' in source for word in words if word.startswith("--"))
         return

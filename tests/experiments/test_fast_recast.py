@@ -1,4 +1,4 @@
-"""`experiments.fast_recast` from its settings to its table, at tiny size, and the parts of its training."""
+"""`experiments.fast_recast` from its settings to its table, at a tiny size, and the parts of its training."""
 
 import json
 from dataclasses import replace
@@ -20,7 +20,7 @@ from tests.tolerances import tolerance
 
 @pytest.fixture
 def cifar(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Random images in place of CIFAR-10."""
+    """Replace CIFAR-10 by random images."""
 
     def made(_: Path, train: dict[str, slice], test: int, *, held_out: int) -> dict[str, Images]:
         generator = torch.Generator().manual_seed(0)
@@ -88,7 +88,7 @@ def test_whitening_gives_patches_the_identity_as_covariance() -> None:
     half = made.shape[1] // 2
     torch.testing.assert_close(made[:, :half], -made[:, half:], **tolerance(torch.float32))
     covariance = made[:, :half].T @ made[:, :half] / len(made)
-    torch.testing.assert_close(covariance, torch.eye(half), rtol=0.0, atol=0.02)  # the floor on variances
+    torch.testing.assert_close(covariance, torch.eye(half), rtol=0.0, atol=0.02)  # the lower bound of variances
     assert not net.whiten.weight.requires_grad
 
 
@@ -136,7 +136,7 @@ def test_a_training_shorter_than_the_average_s_period_keeps_its_steps() -> None:
 
 
 def test_it_learns() -> None:
-    """Images whose class is their brightest channel, from a third to most of them."""
+    """The class of an image is its brightest channel; accuracy rises from one third to above 70 %."""
     torch.manual_seed(0)
     labels = torch.arange(240) % 3
     images = torch.randn(240, 3, 32, 32) + 0.5 * nn.functional.one_hot(labels, 3)[:, :, None, None]

@@ -1,4 +1,4 @@
-"""`experiments.keep_reproduction`: what it takes, what it leaves, and the way back."""
+"""`experiments.keep_reproduction`: the files it copies, the format it writes, and restoring runs from them."""
 
 import json
 from pathlib import Path
@@ -17,7 +17,7 @@ RUNS = ("quadratic", "quadratic-seed-43")
 
 @pytest.fixture(scope="module")
 def reproduction(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two finished runs, one that is not, two figures and a table."""
+    """Folder with two finished runs, an unfinished run, two figures and a table."""
     made = tmp_path_factory.mktemp("made")
     for name in RUNS:
         fit(tiny(epochs=1, limit=60), made / "runs" / name, progress=False)
@@ -52,7 +52,7 @@ def test_runs_come_back_as_finished_with_their_weights_rounded(reproduction: Pat
     pairs = zip(load(before.last_weights).model.parameters(), load(after.last_weights).model.parameters(), strict=True)
     for old, new in pairs:
         torch.testing.assert_close(new, old.half().float(), rtol=0, atol=0)
-    assert main(Settings(again, kept, back=True)) == []  # what lies there stays
+    assert main(Settings(again, kept, back=True)) == []  # existing runs are not overwritten
 
 
 def test_a_second_training_of_a_run_is_held_against_the_first(reproduction: Path, tmp_path: Path) -> None:

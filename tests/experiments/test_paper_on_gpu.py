@@ -1,4 +1,4 @@
-"""`experiments.paper_on_gpu`: the order of its jobs, its chunks, what it exports; tests/verify goes all the way."""
+"""`experiments.paper_on_gpu`: the order of its jobs, time limits, and exports; tests/verify runs it from end to end."""
 
 import json
 import subprocess
@@ -78,7 +78,7 @@ class TestPlan:
     def test_milestones_move_with_the_epochs(self) -> None:
         run = next(run for run in trainings(parse([])) if run.name == "resnet18")
         assert shortened(run, 30).settings.schedule.milestones == (8, 15, 25)
-        assert shortened(run, 2).settings.schedule.milestones == (1,)  # none before the first epoch
+        assert shortened(run, 2).settings.schedule.milestones == (1,)  # no milestone before the first epoch
         assert shortened(run, 300) is run
 
     def test_a_shorter_schedule_is_named_once_and_a_pruned_model_goes_on_for_a_third(self) -> None:
@@ -96,7 +96,7 @@ class TestPlan:
 
 class TestChunks:
     def jobs(self, out: Path) -> list[Job]:
-        """One that fails, one that never ends, one that makes a file."""
+        """Return a job that fails, one that does not end, and one that creates a file."""
         made = out / "made"
         write = f"import pathlib; pathlib.Path({str(made)!r}).touch()"
         return [
@@ -125,20 +125,20 @@ class TestChunks:
     def test_failures_are_tried_again_when_asked(self, tmp_path: Path) -> None:
         job = Job("job", ("-c", ""), (tmp_path / "mended").is_file)
         work([job], tmp_path, seconds=60.0, again=False)
-        assert state(job, tmp_path) == "failed"  # it ended well, and yet is not done
+        assert state(job, tmp_path) == "failed"  # exit status 0, but the result is missing
         (tmp_path / "mended").touch()
         work([job], tmp_path, seconds=60.0, again=True)
         assert state(job, tmp_path) == "done"
 
 
 def test_a_job_ends_with_the_process_that_started_it() -> None:
-    """The pipe that it inherited closes: nobody holds it any longer."""
+    """The pipe inherited by the child closes, so no process has it open any longer."""
     child = (
         "import sys, time\nfrom experiments.paper_on_gpu import end_with\nend_with(int(sys.argv[1]))\ntime.sleep(100)"
     )
     parent = f"import os, subprocess, sys\nsubprocess.run([sys.executable, '-c', {child!r}, str(os.getpid())])"
     process = subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE, cwd=ROOT)
-    time.sleep(1)  # the child is there, or about to be; either way it finds that its parent is another
+    time.sleep(1)  # the child is running or starting; in both cases it finds that its parent has changed
     process.kill()
     assert process.communicate(timeout=60)[0] == b""
 

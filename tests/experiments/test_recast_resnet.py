@@ -1,4 +1,4 @@
-"""`experiments.recast_resnet` from a run of digits to its table."""
+"""`experiments.recast_resnet` from a run on digits to its table."""
 
 import json
 from collections.abc import Mapping
@@ -77,7 +77,7 @@ def test_a_training_is_kept_by_what_it_depends_on(run: Path, tmp_path: Path) -> 
 
 
 def test_the_network_itself_is_left_as_it_was(run: Path, tmp_path: Path) -> None:
-    """Both trainings begin with the run's weights, and so do all seeds."""
+    """Both trainings start with the run's weights, for all seeds."""
     _, tuned = main(settings(run, tmp_path))
     for name in (CNN, SOFT):
         assert len({one.result.test_before for one in tuned[name]}) == 1
@@ -100,7 +100,7 @@ def test_something_must_be_trained(run: Path) -> None:
 
 
 def test_images_are_changed_as_the_run_changed_them(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another border alone would cost the network accuracy, whatever it learns."""
+    """A different border would cost accuracy, even without training."""
     asked = []
 
     def tune(name: str, model: nn.Module, sets: Mapping[str, Images], how: finetune_recast.Settings) -> None:

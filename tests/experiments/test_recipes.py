@@ -1,4 +1,4 @@
-"""`experiments.recipes`: what is tried, how it is chosen, and that runs are kept; tests/verify trains."""
+"""`experiments.recipes`: the candidates, the selection, and kept runs; tests/verify runs the training."""
 
 import json
 from collections.abc import Callable
@@ -57,7 +57,7 @@ class TestCandidates:
     def test_none_has_more_parameters_than_the_paper_s(self, scale: Any, network: NetworkName) -> None:
         tried = candidates(scale, network)
         most = parameters(settings_of(scale, network, tried.paper).model)
-        spare = 0 if scale == "paper" else most // 1000  # the last norm of the reduced models
+        spare = 0 if scale == "paper" else most // 1000  # the final norm of the reduced models
         for candidate in tried.all:
             assert parameters(settings_of(scale, network, candidate).model) <= most + spare
 
@@ -104,7 +104,7 @@ Accuracy = Callable[[RunSettings], float]
 
 
 class Trainer:
-    """Stands in for `fit`: writes a result with a held-out accuracy, and a test accuracy that says the opposite."""
+    """Replacement for `fit` that writes a validation accuracy, and a test accuracy with the opposite ranking."""
 
     def __init__(self, held_out: Accuracy) -> None:
         self.held_out, self.runs = held_out, list[RunSettings]()
@@ -121,7 +121,7 @@ class Trainer:
 
 
 def by_change(settings: RunSettings) -> float:
-    """AdamW at a high rate and SGD with much decay are best."""
+    """Score AdamW at a high learning rate and SGD with strong weight decay highest."""
     optim = settings.optim
     if settings.preset.startswith("quadratic"):
         return 0.5 + (optim.name == "adamw") * optim.learning_rate
@@ -150,7 +150,7 @@ def test_the_choice_is_by_held_out_images_and_both_recipes_are_run(trainer: Trai
     assert "test" not in record["trials"][0]
     shown = (tmp_path / "out" / "table.md").read_text()
     assert "| quadratic | fast | 7 | 49.60 % ± 0.00 |" in shown
-    assert shown.count("**") == 4  # one candidate of each network
+    assert shown.count("**") == 4  # one candidate per network
     kept = [tmp_path / "out" / network for network in ("quadratic", "resnet18")]
     assert [RunFolder(folder).settings().preset for folder in kept] == ["quadratic-mini-fast", "resnet18-mini-decay"]
     assert all(load(folder / "weights.safetensors").settings is not None for folder in kept)

@@ -1,4 +1,4 @@
-"""`experiments.sequence` from its settings to its tables, at tiny size, and what it reads from heads."""
+"""`experiments.sequence` from its settings to its tables, at a tiny size, and its statistics of heads."""
 
 import json
 from dataclasses import replace
@@ -93,9 +93,9 @@ def test_a_student_that_is_the_teacher_makes_no_error_and_holds_all_its_shifts()
 @pytest.mark.parametrize(
     ("first", "second", "wanted"),
     [
-        ((0, 1, 2), (-3, -2, -1, 0, 1), (8, 1)),  # moved on and back again
+        ((0, 1, 2), (-3, -2, -1, 0, 1), (8, 1)),  # layer 0 is translated by 1, layer 1 by -1
         ((0, 1, 2), (-2, -1, 0, 1, 2), (7, 0)),
-        ((9,), (-9,), (2, 8)),  # they meet the teacher's -1 and 0 .. 2 at several; the smallest is taken
+        ((9,), (-9,), (2, 8)),  # several translations match two of the teacher's shifts; the smallest is used
         ((), (1, 1, 1), (1, 0)),
     ],
 )

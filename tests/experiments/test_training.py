@@ -1,4 +1,4 @@
-"""`experiments.training`, and the scripts that use it, at tiny size."""
+"""`experiments.training` and the scripts that use it, at a tiny size."""
 
 import json
 from dataclasses import replace
@@ -27,7 +27,7 @@ def images(count: int) -> ImageSet:
 
 @pytest.fixture
 def data(monkeypatch: pytest.MonkeyPatch) -> Splits:
-    """Random images in place of CIFAR-10."""
+    """Return random images in place of CIFAR-10."""
     made = Splits(images(24), images(0), images(16), tuple("0123456789"), (0.5,) * 3, (0.25,) * 3, "made")
     monkeypatch.setattr(training, "load_data", lambda _: made)
     return made
@@ -112,7 +112,7 @@ class TestGatedRecast:
         first = layer.operator(pixels).to_dense()
         torch.testing.assert_close(
             first.sum(-1), torch.ones(1, 9, 16), **tolerance(torch.float32)
-        )  # no attention falls on the padding
+        )  # no attention to the padding
         assert not torch.allclose(first, layer.operator(pixels + torch.randn_like(pixels)).to_dense())
 
     def test_gradients_reach_gates_queries_and_keys(self, made: gated_recast.Settings) -> None:

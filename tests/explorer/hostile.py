@@ -1,4 +1,4 @@
-"""Requests that are wrong somewhere, drawn: malformed ones, odd hosts and types, cut bodies, broken pictures."""
+"""Random invalid requests: malformed ones, unusual hosts and types, truncated bodies, broken images."""
 
 import io
 import json
@@ -23,7 +23,7 @@ _HOSTS = ("evil.example", "127.0.0.1:1", "localhost.evil.example", "", "[::1]", 
 
 
 def malformed(draws: random.Random, port: int) -> bytes:
-    """One request that is wrong somewhere."""
+    """Return a malformed request."""
     host = f"Host: localhost:{port}\r\n"
     noise = draws.randbytes(draws.randrange(1, 400))
     return draws.choice(
@@ -46,19 +46,19 @@ def malformed(draws: random.Random, port: int) -> bytes:
 
 
 def hostile(draws: random.Random, port: int) -> bytes:
-    """One request of any kind: malformed, of an odd host or type, with a cut or too long body, a broken picture."""
+    """Return a random request: malformed, with an unusual host or type, a wrong body length, or a broken image."""
     kinds: list[Callable[[random.Random, int], bytes]] = [malformed, _odd_heads, _odd_body, _json, _broken_picture]
     return draws.choices(kinds, (3, 2, 2, 1, 4))[0](draws, port)
 
 
 def request(port: int, body: bytes, kind: str, *, length: int | None = None, extra: str = "") -> bytes:
-    """An upload that says of its body what it is told to."""
+    """Return an upload whose `Content-Length` may be wrong."""
     head = f"POST /image HTTP/1.1\r\nHost: localhost:{port}\r\nContent-Type: {kind}\r\n{extra}"
     return f"{head}Content-Length: {len(body) if length is None else length}\r\n\r\n".encode("latin-1") + body
 
 
 def is_cut(content: bytes) -> bool:
-    """Whether a server may wait for more of a request."""
+    """Return whether a server may wait for more bytes of a request."""
     head, end, body = content.partition(b"\r\n\r\n")
     if b"Transfer-Encoding" in head:
         return not body.endswith(b"\r\n0\r\n\r\n")
@@ -67,7 +67,7 @@ def is_cut(content: bytes) -> bool:
 
 
 def picture(draws: random.Random, form: str) -> bytes:
-    """A small whole picture of one of the formats, in one of its modes."""
+    """Return a small valid image in the given format and a random mode."""
     mode = draws.choice({"PNG": ["RGB", "RGBA", "L", "LA", "P", "1"], "JPEG": ["RGB", "L", "CMYK"]}.get(form, ["RGB"]))
     image = Image.linear_gradient("L").resize((draws.randrange(2, 80), draws.randrange(2, 80))).convert("RGB")
     file = io.BytesIO()
@@ -125,7 +125,7 @@ def _json(draws: random.Random, port: int) -> bytes:
 
 
 def _broken_picture(draws: random.Random, port: int) -> bytes:
-    """A good picture with some bytes changed, cut out or doubled, or a PNG whose head promises another size."""
+    """Return an upload of an image with random bytes changed, or of a PNG with a wrong size in its header."""
     form = draws.choice(list(TYPES))
     content = bytearray(picture(draws, form))
     if form == "PNG" and draws.random() < 0.4:

@@ -1,4 +1,4 @@
-"""A page that stands in for the one that `web/` is built into."""
+"""Placeholder for the page that is built from `web/`."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ PAGE = """<!doctype html>
 
 
 def place_stand_in(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Make it the page that a checkout has built."""
+    """Make the placeholder the page that a checkout has built."""
     path = folder / "web.html"
     path.write_text(PAGE, encoding="utf-8")
     monkeypatch.setattr(html_page, "PACKAGED", folder / "none.html")

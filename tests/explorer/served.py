@@ -1,4 +1,4 @@
-"""The explorer's server as the command runs it, over a small model: `python -m tests.explorer.served`."""
+"""The explorer's server as the command runs it, with a small model: `python -m tests.explorer.served`."""
 
 import time
 from collections.abc import Callable
@@ -11,12 +11,12 @@ from attnconv.cli.explore_command import Arguments, _serve
 from attnconv.explorer import Session
 from tests.explorer.pages import PAGE
 
-SIZES = (1024, 1024)  # large, so that of the largest JPEG no fraction will do
-PAYLOAD_BYTES = 8_000_000  # far more than the buffers of a connection hold
+SIZES = (1024, 1024)  # so large that the decoder cannot reduce the largest JPEG
+PAYLOAD_BYTES = 8_000_000  # far more than a connection buffers
 
 
 def slow(session: Session) -> Callable[[bytes, str], bytes]:
-    """As the session answers, but a type with the parameter `slow` takes a minute, and nothing interrupts it."""
+    """Return the session's `answer` function, which first sleeps for a minute if the type ends in `slow`."""
 
     def answer(content: bytes, kind: str) -> bytes:
         if kind.endswith("slow"):

@@ -1,4 +1,4 @@
-"""The server's limits: clients that stall, too many of them, and its end."""
+"""Limits of the server: clients that stall, too many clients, and shutdown."""
 
 import contextlib
 import socket
@@ -18,7 +18,7 @@ def running() -> Iterator[Running]:
 
 
 def begun(port: int, content: bytes = b"") -> socket.socket:
-    """A connection that has sent this; its client's buffers are small."""
+    """Open a connection with a small receive buffer and send `content`."""
     stream = socket.socket()
     stream.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     stream.settimeout(20)
@@ -28,7 +28,7 @@ def begun(port: int, content: bytes = b"") -> socket.socket:
 
 
 def rest(stream: socket.socket) -> bytes:
-    """What comes until the server closes."""
+    """Read until the server closes the connection."""
     parts = []
     with stream, contextlib.suppress(ConnectionError):
         while part := stream.recv(1 << 16):
@@ -41,7 +41,7 @@ def head(port: int, method: str, path: str, *lines: str) -> bytes:
 
 
 class TestStalls:
-    """What a client may leave waiting, with less patience than usual."""
+    """Requests and responses that stall, with shorter timeouts than usual."""
 
     @pytest.fixture(autouse=True)
     def impatient(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,7 +75,7 @@ class TestStalls:
         assert rest(stream).startswith(b"HTTP/1.1 408 ")
 
     def test_a_body_that_comes_in_time(self, running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Longer in all than it may stand still, and fast enough."""
+        """The upload takes longer than a client may stall, but is fast enough."""
         monkeypatch.setattr(server, "STALL", 1.0)
         content = picture() + bytes(300_000)
         size = f"Content-Length: {len(content)}"
@@ -123,7 +123,7 @@ class TestNumbers:
         monkeypatch.setattr(server, "ACCEPTED", 5)
         for few in started():
             first, *others = [begun(few.port, head(few.port, "GET", "/", "Connection: close")[:-2]) for _ in range(5)]
-            assert rest(begun(few.port)) == b""  # one more than are accepted
+            assert rest(begun(few.port)) == b""  # one connection more than the server accepts
             for stream in others:
                 stream.sendall(b"\r\n")
             assert all(rest(stream).startswith(b"HTTP/1.1 200 ") for stream in others)
@@ -142,7 +142,7 @@ class TestNumbers:
             assert few.ask("POST", "/image", picture(), Content_Type="image/png")[0] == 200
 
     def test_as_many_bodies_as_there_are_places(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A picture waits for a place and not for the model alone."""
+        """An image waits for a free place among the bodies, not only for the model."""
         monkeypatch.setattr(server, "PLACES", 1)
         monkeypatch.setattr(server, "STALL", 1.0)
         for few in started():

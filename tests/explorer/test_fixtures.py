@@ -1,4 +1,4 @@
-"""The numbers that the page is tested against are the library's of today, not of some earlier day."""
+"""The numbers that the page is tested with are those of the current library."""
 
 import json
 from typing import Any
@@ -13,7 +13,7 @@ STALE = "web/tests/fixtures is stale: run `python -m tests.explorer.write_fixtur
 
 
 def assert_same(kept: Any, made: Any, path: str = "") -> None:
-    """Equal in structure and words, close in numbers."""
+    """Require equal structure and text, and nearly equal numbers."""
     if isinstance(made, dict):
         assert kept.keys() == made.keys(), f"{STALE} ({path})"
         for name, value in made.items():

@@ -1,4 +1,4 @@
-"""The page: where it is found, what is put into it, and the ways to show it without a server."""
+"""The page: where it is found, what is inserted into it, and how it is shown without a server."""
 
 import base64
 import html
@@ -16,7 +16,7 @@ from tests.explorer.pages import PAGE, place_stand_in
 
 @pytest.fixture
 def built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A page where a checkout has it."""
+    """Write a page to the path where a checkout builds it."""
     return place_stand_in(tmp_path, monkeypatch)
 
 

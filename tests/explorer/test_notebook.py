@@ -1,4 +1,4 @@
-"""The page in a notebook: its channel back to Python, and what it says it shows. The frame is tested with the page."""
+"""The page in a notebook: its channel to Python, and what it reports. The frame is tested with the page."""
 
 import json
 import runpy
@@ -21,7 +21,7 @@ NEEDS = "the extra 'notebook' is not installed"
 
 @pytest.fixture
 def shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Explorer:
-    """Two heads on 4 x 5 tokens, with a page that stands in for the real one."""
+    """Return an explorer of two heads on 4 x 5 tokens, with a placeholder for the page."""
     place_stand_in(tmp_path, monkeypatch)
     return explore(SelfAttention2d(3, 4, heads=2), torch.rand(1, 3, 4, 5), title="two heads", height=500)
 
@@ -29,7 +29,7 @@ def shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Explorer:
 class TestWithoutAnywidget:
     @pytest.fixture(autouse=True)
     def absent(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setitem(sys.modules, "anywidget", None)  # its import then fails
+        monkeypatch.setitem(sys.modules, "anywidget", None)  # importing it then fails
         channel_class.cache_clear()
 
     def test_every_way_through_the_channel_says_what_to_install(self, shown: Explorer) -> None:
@@ -78,7 +78,7 @@ class TestChannel:
         assert sorted(bundle) == ["text/html", "text/plain"]
         channel = shown._channel
         assert f'data-attnconv="{channel.mark}"' in bundle["text/html"]
-        assert channel.page == ""  # the page is in the HTML, and not sent twice
+        assert channel.page == ""  # the page is in the HTML, and not sent again
         assert shown.widget is channel
         assert channel.page == shown._page
         assert (channel.height, channel.title) == (500, "attnconv explorer: two heads")
@@ -91,7 +91,7 @@ class TestChannel:
 
 
 class TestCallsInARow:
-    """On layers `0` with two heads and `1` with nine. What the page tells is stood in for; it arrives between cells."""
+    """Layer `0` has two heads and layer `1` nine. The tests set what the page reports, which arrives between cells."""
 
     START: ClassVar[Mapping[str, Any]] = {"layer": 0, "head": 0, "query": [2, 2], "image": 0, "time": 0, "part": "both"}
 
@@ -104,7 +104,7 @@ class TestCallsInARow:
     def test_of_a_page_that_is_shown(self, two: Explorer) -> None:
         two.widget.told = {**self.START, "head": 1}
         two.select(layer="1")
-        two.select(head=5)  # which layer 0 does not have
+        two.select(head=5)  # layer 0 has no head 5
         two.select(query=(0, 0))
         assert two.widget.asked == [3, {"layer": 1, "head": 5, "query": [0, 0]}]
 
@@ -112,7 +112,7 @@ class TestCallsInARow:
         two.select(layer="1", head=5)
         two.select(image=1)
         assert two.widget.asked == [2, {"layer": 1, "head": 5, "image": 1}]
-        two.widget.told = self.START  # it opens, and is asked only then
+        two.widget.told = self.START  # the page opens, and only then receives the selection
         two.select(query=(3, 4))
         assert two.widget.asked == [3, {"layer": 1, "head": 5, "image": 1, "query": [3, 4]}]
 
@@ -145,7 +145,7 @@ TOLD: dict[str, Any] = {"layer": 1, "head": 2, "query": [1, 4], "image": 1, "tim
 
 @pytest.fixture(scope="module")
 def opened() -> Payload:
-    """Two layers on 4 x 5 tokens, by position with two heads and by content and position with three; two images."""
+    """Return a payload of two images on 4 x 5 tokens: two heads with position scores, three that also use content."""
     encoding = LearnedRelativeContent(6, 3, max_shift=4)
     model = torch.nn.Sequential(SelfAttention2d(3, 6, heads=2), SelfAttention2d(6, 4, heads=3, encoding=encoding))
     return read_payload(payload(model, torch.rand(2, 3, 4, 5, generator=torch.Generator().manual_seed(0))))
@@ -198,7 +198,7 @@ def asked(opened: Payload, told: Selection | None = None, **places: Any) -> dict
 
 @pytest.fixture(scope="module")
 def pyramid() -> Payload:
-    """A layer on 4 x 6 tokens, one on 2 x 3."""
+    """Return a payload with a layer on 4 x 6 tokens and a layer on 2 x 3 tokens."""
     layers = (SelfAttention2d(3, 3, heads=2), torch.nn.AvgPool2d(2), SelfAttention2d(3, 4, heads=3))
     return read_payload(payload(torch.nn.Sequential(*layers), torch.rand(1, 3, 4, 6)))
 
@@ -240,7 +240,7 @@ class TestQuestion:
         assert first == {"layer": 1, "head": 1}
         assert second == {"layer": 1, "head": 2}
         assert third == {"layer": 1, "head": 2, "query": [0, 0], "image": 0}
-        assert asked(opened, now, pending=third, layer=0) == {**third, "layer": 0, "head": 0}  # it has no head 2
+        assert asked(opened, now, pending=third, layer=0) == {**third, "layer": 0, "head": 0}  # layer 0 has no head 2
 
     def test_what_is_pending_is_what_is_checked_against(self, opened: Payload) -> None:
         now = selection_in(opened, TOLD)
@@ -252,7 +252,7 @@ class TestQuestion:
         before = asked(pyramid, layer=0, query=(3, 4))
         after = asked(pyramid, pending=before, layer=1)
         assert after == {"layer": 1, "head": 0, "query": [1, 2]}
-        assert asked(pyramid, pending=after, layer=0)["query"] == [3, 5]  # the middle of (1, 2)
+        assert asked(pyramid, pending=after, layer=0)["query"] == [3, 5]  # the centre of (1, 2)
         assert asked(pyramid, pending=before, head=1)["query"] == [3, 4]
 
     @pytest.mark.parametrize("query", [
@@ -260,7 +260,7 @@ class TestQuestion:
     ])  # fmt: skip
     def test_whole_numbers_of_numpy_and_torch(self, opened: Payload, query: Any) -> None:
         message = asked(opened, layer=np.int64(1), head=torch.tensor(2), query=query, image=np.array(1))
-        assert json.dumps(message) == '{"layer": 1, "head": 2, "query": [3, 4], "image": 1}'  # ints and nothing else
+        assert json.dumps(message) == '{"layer": 1, "head": 2, "query": [3, 4], "image": 1}'  # plain ints
 
     @pytest.mark.parametrize("value", [
         True, 1.0, np.True_, np.float32(1), np.array([0, 1]), np.array(True), np.array(1.0), torch.tensor(True),

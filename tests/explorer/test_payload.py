@@ -1,4 +1,4 @@
-"""Payloads: what they hold, that they say what the model does, and that broken ones are refused in words."""
+"""Payloads: what they contain, that they agree with the model, and errors for broken ones."""
 
 import functools
 import json
@@ -63,7 +63,7 @@ def own(encoding: Encoding, **options: Any) -> SelfAttention2d:
 
 
 def all_rows(found: Payload, layer: int = 0, part: str = "both", image: int = 0) -> Tensor:
-    """(h, n, m) of one layer and image."""
+    """Return the rows (h, n, m) of a layer and image."""
     shown = found.layers[layer]
     count = math.prod(shown.sizes)
     rows = [
@@ -74,7 +74,7 @@ def all_rows(found: Payload, layer: int = 0, part: str = "both", image: int = 0)
 
 
 def altered(content: bytes, change: Callable[[dict[str, Any], dict[str, Tensor]], object]) -> bytes:
-    """A payload whose manifest and tensors were changed."""
+    """Change the manifest and tensors of a payload."""
     length = int.from_bytes(content[:8], "little")
     manifest = json.loads(json.loads(content[8 : 8 + length])["__metadata__"]["attnconv"])
     tensors = load(content)
@@ -129,7 +129,7 @@ class TestPositions:
 
     @pytest.mark.parametrize("start", [nn.Identity(), nn.Conv1d(5, 3, 3, padding=1)])
     def test_no_image_is_needed_along_one_axis(self, start: nn.Module) -> None:
-        """The rows of 32 tokens, and those of the layer's own operator on as many."""
+        """The rows of 32 tokens are those of the layer's own operator."""
         layer = SelfAttention1d(3, 4, heads=4)
         found = read_payload(payload(nn.Sequential(start, layer)))
         assert (found.layers[0].sizes, found.layers[0].heads, found.names) == ((1, 32), 4, ("no image",))
@@ -178,8 +178,8 @@ class TestContent:
         for image in range(2):
             exact = layer.operator(images()).to_dense()[image].double()
             off = (all_rows(found, image=image) / exact).log().abs().max()
-            assert off <= 2 * rounding + 1e-5  # float32 of the layer's own softmax
-            assert off > 1e-7  # half precision cannot be exact
+            assert off <= 2 * rounding + 1e-5  # the softmax of the layer is float32
+            assert off > 1e-7  # half precision is not exact
 
     def test_each_part_alone(self) -> None:
         layer = own(LearnedRelativeContent(8, 4, max_shift=3))
@@ -199,7 +199,7 @@ class TestContent:
         layer = own(LearnedRelativeContent(8, 4, head_channels=24, max_shift=3))
         full, small = (payload(layer, images(), budget=budget) for budget in (10**9, 35 * 4 * 2 * (2 * 9 + 12)))
         found = read_payload(small)
-        assert found.layers[0].tensors["query"].shape[-1] == 9  # the least that says these scores: rank 8 + 1
+        assert found.layers[0].tensors["query"].shape[-1] == 9  # exact scores need at least rank 8 + 1
         assert len(small) < len(full)
         rounding = found.layers[0].statistics["layer"]["rounding of scores"]
         assert rounding is not None
@@ -208,7 +208,7 @@ class TestContent:
         assert off <= 2 * rounding + 1e-5
         assert rounding <= 0.01
 
-    @pytest.mark.parametrize("numbers", [2 * 5 + 12, 2 + 12, 1])  # too few channels, one, and no room beside the rest
+    @pytest.mark.parametrize("numbers", [2 * 5 + 12, 2 + 12, 1])  # too few channels, one, none
     def test_no_rows_are_wrong_for_want_of_room(self, numbers: int) -> None:
         torch.manual_seed(0)
         layer = own(LearnedRelativeContent(8, 4, head_channels=24, max_shift=3))
@@ -222,7 +222,7 @@ class TestContent:
         torch.testing.assert_close(shown.tensors["probabilities"].float(), exact, rtol=2**-11, atol=1e-7)
 
     def test_six_layers_of_nine_heads_on_a_thousand_tokens(self) -> None:
-        """Their row and column scores alone would take twice the budget."""
+        """Their row and column scores would need twice the budget."""
         torch.manual_seed(0)
         encodings = [LearnedRelativeContent(3, 9, max_shift=31) for _ in range(6)]
         layers = [SelfAttention2d(3, 3, 9, encoding=encoding) for encoding in encodings]
@@ -233,19 +233,19 @@ class TestContent:
         def look(name: str, operator: Any) -> None:
             found[name] = store_layer(name, model.get_submodule(name), operator, budget=BUDGET // 6)
 
-        visit_attention(model, batch, look)  # without the audit of `payload`, which takes most of its time
+        visit_attention(model, batch, look)  # without the audit of `payload`, which is slow
         assert [layer.kind for layer in found.values()] == ["rows"] * 6
         stored = sum(tensor.nbytes for layer in found.values() for tensor in layer.tensors.values())
         assert 0.9 * BUDGET < stored <= BUDGET
-        assert BUDGET * 4 / 3 < 4.8e6  # in base64, of the 5 MB that are promised
+        assert BUDGET * 4 / 3 < 4.8e6  # base64 of at most the 5 MB that are documented
         queries = found["0"].tensors["queries"].long()
-        assert len(queries) == 30  # a lattice of 5 x 6
+        assert len(queries) == 30  # a lattice of 5 x 6 queries
         exact = layers[0].operator(batch).rows(queries)
         torch.testing.assert_close(found["0"].tensors["probabilities"].float(), exact, rtol=2**-11, atol=1e-7)
 
     @pytest.mark.parametrize("lowest", [-4910.0, -1e6])
     def test_position_scores_far_below_others_are_stored(self, lowest: float) -> None:
-        """Content makes up for most of them, or they are beyond half precision."""
+        """Content compensates for most of them, or they exceed the range of half precision."""
         queries, keys = torch.zeros(1, 1, 3, 2), torch.zeros(1, 1, 3, 2)
         queries[..., 0], keys[..., 1, 0] = 70.0, 70.0
         columns = torch.zeros(1, 1, 3, 3)
@@ -331,7 +331,7 @@ class TestArguments:
 
 @functools.cache
 def whole() -> bytes:
-    """A payload that is fine."""
+    """Return a valid payload."""
     torch.manual_seed(0)
     return payload(own(LearnedRelativeContent(8, 4, max_shift=3)), images())
 
@@ -392,7 +392,7 @@ class TestBroken:
 
 
 def test_shortened_scores_are_stored_up_to_two_percent_of_a_probability() -> None:
-    """Scores whose rounding grows in small steps, stored in eight channels of twenty-four."""
+    """Scores whose rounding error grows in small steps, stored in 8 of 24 channels."""
     generator, channels = torch.Generator().manual_seed(0), 24
     left, right = (torch.linalg.qr(torch.randn(64, channels, generator=generator))[0] for _ in range(2))
     sizes = 2.0 ** -torch.arange(channels)
@@ -406,5 +406,5 @@ def test_shortened_scores_are_stored_up_to_two_percent_of_a_probability() -> Non
             wrong = (stored.softmax(-1) / exact.softmax(-1) - 1).abs().max()
             assert wrong <= 0.021
             coarsest = max(coarsest, math.expm1(2 * found[1]))
-    assert found is None  # the last ones are further off
+    assert found is None  # the errors of the last scores are larger
     assert 0.016 < coarsest <= 0.021

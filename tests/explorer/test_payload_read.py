@@ -1,4 +1,4 @@
-"""Payloads that the page would not open: the reader refuses them as well, each in words."""
+"""Payloads that the page would not open: the reader rejects them too, with a message."""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +15,7 @@ from tests.explorer.test_payload import altered, images, own, whole
 
 
 def without_images(manifest: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-    """The same payload of no image at all."""
+    """Remove the images from a payload."""
     manifest["images"] = []
     tensors |= {name: tensor[:0] for name, tensor in tensors.items() if name != "0.queries"}
 

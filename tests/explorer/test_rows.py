@@ -1,4 +1,4 @@
-"""Layers that are stored as rows of probabilities: other libraries' models, other borders and strides, windows."""
+"""Layers stored as rows of probabilities: models of other libraries, other borders and strides, windows."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ from tests.explorer.test_payload import all_rows, images, own
 
 
 class WindowBlock(nn.Module):
-    """Attention inside windows of 2 x 3 tokens, with the names of Swin's blocks."""
+    """Attention within windows of 2 x 3 tokens, with the names of Swin's blocks."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class WindowBlock(nn.Module):
 
 
 class WindowModel(nn.Module):
-    """Patches of 4 x 4 pixels and one block."""
+    """Model with patches of 4 x 4 pixels and one block."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ class TestRows:
         content = payload(model, images(1, 3, (72, 72)), budget=300_000)
         found = read_payload(content)
         queries = found.layers[0].tensors["queries"]
-        assert 50 < len(queries) <= 300_000 // 2 // (2 * 4 * 324)  # 57 fit; a lattice of them has 7 x 8
+        assert 50 < len(queries) <= 300_000 // 2 // (2 * 4 * 324)  # 57 fit; a lattice with fewer has 7 x 8
         assert len(content) < 320_000
         row = attention_row(found, 0, 0, int(queries[5]))
         torch.testing.assert_close(row.sum(), torch.ones(()).double(), rtol=0, atol=1e-3)
@@ -91,7 +91,7 @@ class TestRows:
         found = read_payload(payload(layer, images()))
         assert found.layers[0].kind == "rows"
         assert found.layers[0].border == {"zero": "zeros"}.get(border, border)
-        assert found.layers[0].tensors["probabilities"].shape[0] == 2  # one for each image, though they are the same
+        assert found.layers[0].tensors["probabilities"].shape[0] == 2  # stored for each image, although both are equal
         assert found.layers[0].tensors["queries"].tolist() == [0, 2, 4, 6, 14, 16, 18, 20, 28, 30, 32, 34]
         rows = layer.operator(images()).rows(torch.tensor([5]))[0, :, 0]
         row = attention_row(found, 0, 1, 16).flatten()

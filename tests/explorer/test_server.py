@@ -1,4 +1,4 @@
-"""The server through real sockets, as browsers and others speak to it."""
+"""The server over real sockets, with requests of browsers and other clients."""
 
 import http.client
 import io
@@ -27,14 +27,14 @@ SECRET = "only on this disk"
 
 @dataclass
 class Running:
-    """A server that listens."""
+    """Running server."""
 
     port: int
 
     def ask(
         self, method: str, path: str, body: bytes | None = None, **headers: str
     ) -> tuple[int, dict[str, str], bytes]:
-        """Status, headers and body; the path goes out as it is."""
+        """Return status, headers and body; the path is sent unchanged."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
         named = {"Host": f"127.0.0.1:{self.port}"} | {key.replace("_", "-"): value for key, value in headers.items()}
         connection.putrequest(method, path, skip_host=True, skip_accept_encoding=True)
@@ -49,7 +49,7 @@ class Running:
         return response.status, {key.lower(): value for key, value in response.getheaders()}, content
 
     def raw(self, content: bytes) -> bytes:
-        """What comes back, if anything, to bytes that need not be HTTP."""
+        """Return the response, if any, to bytes that need not be HTTP."""
         with socket.create_connection(("127.0.0.1", self.port), timeout=20) as stream:
             parts = []
             try:
@@ -60,12 +60,12 @@ class Running:
             except TimeoutError:
                 raise
             except OSError:
-                pass  # the server has hung up, on such a request its right
+                pass  # the server may close the connection of an invalid request
             return b"".join(parts)
 
 
 def answer(content: bytes, kind: str) -> bytes:
-    """As the explorer does, with the mean of the pixels for a payload."""
+    """Answer as the explorer does, with the mean pixel value as payload."""
     return bytes(str(float(read_upload(content, kind, (4, 4)).float().mean())), "ascii")
 
 
@@ -184,7 +184,7 @@ class TestOrigin:
     def test_pages_of_other_sites(self, running: Running) -> None:
         assert running.ask("GET", "/payload", Sec_Fetch_Site="cross-site")[0] == 403
         assert running.ask("GET", "/payload", Sec_Fetch_Site="same-origin")[0] == 200
-        assert running.ask("GET", "/", Sec_Fetch_Site="cross-site")[0] == 200  # a link may lead here
+        assert running.ask("GET", "/", Sec_Fetch_Site="cross-site")[0] == 200  # links from other sites are allowed
 
 
 class TestUploads:
@@ -214,7 +214,7 @@ class TestUploads:
         chunks = b"100000\r\n" + b"x" * 0x100000 + b"\r\n"
         head = f"POST /image HTTP/1.1\r\nHost: localhost:{running.port}\r\nContent-Type: image/png\r\n"
         found = running.raw(head.encode() + b"Transfer-Encoding: chunked\r\n\r\n" + chunks * 21 + b"0\r\n\r\n")
-        assert found.startswith(b"HTTP/1.1 413") or found == b""  # the answer may be lost with what was not read
+        assert found.startswith(b"HTTP/1.1 413") or found == b""  # lost if the server closes early
         assert running.ask("GET", "/payload")[0] == 200
 
 
@@ -256,11 +256,11 @@ def test_a_thousand_malformed_requests_leave_the_memory_steady(running: Running)
 
     tracemalloc.start()
     try:
-        before = send(100)  # whatever is loaded late is loaded
+        before = send(100)  # warm-up
         after = send(1000)
     finally:
         tracemalloc.stop()
-    assert after - before < 300_000  # bytes: 300 for each, less than any of them holds
+    assert after - before < 300_000  # bytes: 300 per request, less than the size of a request
     assert running.ask("GET", "/payload")[2] == PAYLOAD
     assert running.ask("POST", "/image", picture(), Content_Type="image/png")[2] == b"60.0"
 

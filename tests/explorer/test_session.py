@@ -1,4 +1,4 @@
-"""The payload of any picture that a visitor sends, and pictures from strangers."""
+"""The payload of uploaded images, and untrusted images."""
 
 import io
 import struct
@@ -59,7 +59,7 @@ def test_pictures_that_tell_nothing_are_refused() -> None:
 
 
 class Bare(torch.nn.Module):
-    """Attention of pixels by likeness, without parameters."""
+    """Attention by the similarity of pixels, without parameters."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -87,25 +87,25 @@ def saved(image: Image.Image, form: str, **options: Any) -> bytes:
 
 
 def halves(mode: str = "RGB") -> Image.Image:
-    """Red on the left, blue on the right."""
+    """Return an image whose left half is red and whose right half is blue."""
     image = Image.new("RGB", (60, 40), (255, 0, 0))
     image.paste((0, 0, 255), (30, 0, 60, 40))
     return image.convert(mode)
 
 
 def chunk(name: bytes, data: bytes) -> bytes:
-    """One chunk of a PNG."""
+    """Return one chunk of a PNG file."""
     return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
 
 
 def png_of(width: int, height: int) -> bytes:
-    """A PNG that claims a size and holds next to nothing."""
+    """Return a PNG that declares a size and contains almost no data."""
     head = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
     return b"\x89PNG\r\n\x1a\n" + head + chunk(b"IDAT", zlib.compress(b"\0" * 1000)) + chunk(b"IEND", b"")
 
 
 def plain_png(width: int, height: int, *, colour: int = 0) -> bytes:
-    """A whole black PNG of 8 bits a channel; its colour is 0 for grey, 2 for RGB, 6 with transparency."""
+    """Return a complete black PNG with 8 bits per channel; `colour` is 0 for grey, 2 for RGB, 6 for RGBA."""
     head = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, colour, 0, 0, 0))
     packer, left = zlib.compressobj(1), height * (1 + width * {0: 1, 2: 3, 6: 4}[colour])
     parts = [packer.compress(bytes(min(left - start, 1 << 20))) for start in range(0, left, 1 << 20)]
@@ -140,7 +140,7 @@ def test_the_first_frame() -> None:
 
 
 def test_a_jpeg_with_a_second_picture_is_a_jpeg() -> None:
-    """As many telephones write them; Pillow calls them MPO."""
+    """Many phones write such files; Pillow calls the format MPO."""
     content = saved(halves(), "MPO", save_all=True, append_images=[Image.new("RGB", (16, 16))])
     with Image.open(io.BytesIO(content)) as opened:
         assert opened.format == "MPO"
@@ -162,7 +162,7 @@ def test_pictures_stand_upright(orientation: int) -> None:
         upright = ImageOps.exif_transpose(opened)
         wanted = np.asarray(ImageOps.fit(upright, (24, 16), Image.Resampling.BILINEAR)).transpose(2, 0, 1)
     found = read_upload(content, "image/png", (16, 24)).numpy()
-    assert np.abs(found.astype(int) - wanted).max() <= 1  # rounded in another order
+    assert np.abs(found.astype(int) - wanted).max() <= 1  # the order of rounding differs
 
 
 @pytest.mark.parametrize("exif", [b"MM\0*", b"", b"II*\0\xff\xff\xff\xff", b"no TIFF at all"])
@@ -228,7 +228,7 @@ def test_too_many_bytes() -> None:
 
 @pytest.mark.parametrize("form", TYPES)
 def test_every_cut_is_refused_or_whole(form: str) -> None:
-    """No other error comes out, wherever a file ends; a decoder may forgive the last bytes."""
+    """Truncated files raise no other error; the cuts exclude the last 40 bytes, which a decoder may ignore."""
     content = saved(halves(), form)
     for length in [*range(0, len(content) - 40, 7), len(content) - 41]:
         with pytest.raises(ValueError, match="image: must "):
@@ -242,17 +242,17 @@ def test_flipped_bytes_raise_nothing_else() -> None:
         try:
             assert read_upload(broken, "image/png", (4, 4)).shape == (3, 4, 4)
         except ValueError as error:
-            assert str(error).startswith("image: must ")  # noqa: PT017 - either may be, and nothing else
+            assert str(error).startswith("image: must ")  # noqa: PT017 - both outcomes are valid, and no other
 
 
 def png_of_depth(depth: int, colour: int, channels: int) -> bytes:
-    """A black PNG of 8 x 8 pixels."""
+    """Return a black PNG of 8 x 8 pixels."""
     head = chunk(b"IHDR", struct.pack(">IIBBBBB", 8, 8, depth, colour, 0, 0, 0))
-    rows = bytes(8 * (1 + depth * channels))  # of 8 pixels: a byte for the filter, and as many as a pixel has bits
+    rows = bytes(8 * (1 + depth * channels))  # 8 rows: a filter byte, then 8 pixels
     return b"\x89PNG\r\n\x1a\n" + head + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
 
 
-@pytest.mark.parametrize(("colour", "channels"), [(0, 1), (2, 3), (4, 2), (6, 4)])  # grey, RGB, and with transparency
+@pytest.mark.parametrize(("colour", "channels"), [(0, 1), (2, 3), (4, 2), (6, 4)])  # grey, RGB, and both with alpha
 def test_sixteen_bits_a_channel_are_refused_and_eight_taken(colour: int, channels: int) -> None:
     words = r"image: .*8 bits.* \w+;16B"
     with pytest.raises(ValueError, match=words):

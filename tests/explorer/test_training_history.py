@@ -1,4 +1,4 @@
-"""Snapshots of a training, as runs record them."""
+"""Snapshots of a training run, as runs record them."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from attnconv.training.run_recorder import WIDEST
 
 
 def recorded(folder: Path, epochs: int) -> RunFolder:
-    """A run with two heads, one of them without any preference along its columns."""
+    """Write a run with two heads, of which one has equal scores along the columns."""
     run = RunFolder(folder)
     for epoch in range(epochs + 1):
         covariance = [[[2.0, 0.5], [0.5, 1.0]], [[4.0, 0.0], [0.0, WIDEST]]]

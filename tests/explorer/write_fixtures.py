@@ -1,7 +1,7 @@
-"""Writes the numbers that the page is tested against, from the library: `python -m tests.explorer.write_fixtures`.
+"""Compute the numbers that the page is tested with: `python -m tests.explorer.write_fixtures`.
 
-The files lie in `web/tests/fixtures`; `test_fixtures.py` holds them to what this module makes today. Everything is
-computed in float64 from sines, so that no random generator decides.
+The files are in `web/tests/fixtures`; `test_fixtures.py` checks that they agree with this module. All inputs are sines
+in float64, so that they do not depend on a random number generator.
 """
 
 import json
@@ -28,13 +28,13 @@ PADDING_MODES = {"zero": "constant", "renormalise": "replicate"}
 
 
 def waves(*shape: int, step: float = 0.7, phase: float = 0.0) -> Tensor:
-    """Numbers between -1 and 1 without a pattern that a mistake in an index would keep."""
+    """Return numbers between -1 and 1 without a pattern that could hide a wrong index."""
     index = torch.arange(math.prod(shape), dtype=torch.float64)
     return torch.sin(step * index + 0.013 * index.square() + phase).reshape(shape)
 
 
 def bench_case(border: Border, stride: int, dilation: int, width: int, alpha: float, jitter: float) -> dict[str, Any]:
-    """One setting of the theorem bench: the layer's output, one row of it, the convolution and the bound."""
+    """Return one setting of the theorem bench: the layer's output, one row of it, the convolution and the bound."""
     image, kernel = waves(9, 8), waves(width, width, step=1.9, phase=0.4)
     reach = dilation * (width - 1) // 2
     along = [dilation * index - reach for index in range(width)]
@@ -78,7 +78,7 @@ def bench_case(border: Border, stride: int, dilation: int, width: int, alpha: fl
 
 
 def theorem() -> dict[str, Any]:
-    """All settings of the bench that are compared, and masses off the nearest key."""
+    """Return all settings of the bench that are compared, and attention masses off the nearest key."""
     settings = [(border, *rest) for border in get_args(Border) for rest in ((1, 1, 3, 1.5, 0.0), (2, 1, 3, 0.4, 0.3))]
     settings += [("renormalise", 3, 2, 3, 40.0, 0.0), ("zero", 1, 1, 5, 6.0, 0.0), ("reflect", 2, 3, 3, 0.1, 0.45)]
     offsets = torch.tensor([[0.0, 0.0], [0.3, -0.2], [0.5, 0.1]], dtype=torch.float64)
@@ -91,7 +91,7 @@ def theorem() -> dict[str, Any]:
 
 
 def payload() -> tuple[bytes, dict[str, Any]]:
-    """A payload with a layer of each kind, and rows of it computed from the numbers that it holds."""
+    """Return a payload with a layer of each kind, and rows computed from its numbers."""
     height, width, heads, images, times = 3, 4, 2, 2, 2
     tokens = height * width
     table = torch.stack([_quadratic_table(time, heads, (height, width)) for time in range(times)])
@@ -137,7 +137,7 @@ def payload() -> tuple[bytes, dict[str, Any]]:
 
 
 def _maps(content: bytes) -> list[dict[str, Any]]:
-    """What the model explorer shows, from the library's reader: rows of other heads, and means over images."""
+    """Return what the model explorer shows, computed by the library: rows of other heads, and means over images."""
     found = read_payload(content)
     images = len(found.names)
     maps = []
@@ -185,7 +185,7 @@ def _spread(time: int, heads: int) -> Tensor:
 
 
 def _quadratic_table(time: int, heads: int, sizes: tuple[int, int]) -> Tensor:
-    """Scores of the library's own encoding for every shift."""
+    """Return the scores of the library's `Quadratic` encoding for every shift."""
     encoding = Quadratic(heads, dims=2).double()
     with torch.no_grad():
         encoding.centres.copy_(waves(heads, 2, phase=time))
@@ -198,7 +198,7 @@ def _quadratic_table(time: int, heads: int, sizes: tuple[int, int]) -> Tensor:
 
 
 def _row(tensors: dict[str, Tensor], kind: str, place: dict[str, int], part: str, sizes: tuple[int, int]) -> Tensor:
-    """One row of probabilities by the formulas, in float64, from the payload's own numbers."""
+    """Return one row of probabilities, computed in float64 by the formulas from the payload's numbers."""
     height, width = sizes
     layer, head, query, image = (place[name] for name in ("layer", "head", "query", "image"))
     wide = {name.partition(".")[2]: value.double() for name, value in tensors.items() if name.startswith(f"{layer}.")}
@@ -216,7 +216,7 @@ def _row(tensors: dict[str, Tensor], kind: str, place: dict[str, int], part: str
 
 
 def main() -> None:
-    """Write all fixtures anew."""
+    """Write all fixtures."""
     FOLDER.mkdir(parents=True, exist_ok=True)
     (FOLDER / "theorem.json").write_text(json.dumps(theorem()) + "\n", encoding="utf-8")
     content, rows = payload()

@@ -1,4 +1,4 @@
-"""`SmallViT` with attention far from uniform, what it sees, and what its first layer is given."""
+"""`SmallViT` with attention far from uniform, its images, and the inputs of its layer 0."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ NAME = "blocks.0.attn"
 
 
 def sharp(prefix: int = 1, **more: Any) -> SmallViT:
-    """A model whose attention is far from uniform."""
+    """Return a model whose attention is far from uniform."""
     torch.manual_seed(0)
     model = SmallViT(prefix=prefix, **more)
     for block in model.blocks:
@@ -30,13 +30,13 @@ def images(count: int = 8) -> Tensor:
 def layer_tokens(
     attention: nn.Module, inputs: Tensor, grid: tuple[int, int], prefix: int = 0, **more: Any
 ) -> LayerTokens:
-    """What an attention module is given, as `replaceable` records it."""
+    """Return the inputs of an attention module, as `replaceable` records them."""
     given = {"sequences": 1, "terms": ScoreTerms(), "call": CallForm.of(attention), "constancy": torch.zeros(0), **more}
     return LayerTokens(attention, attention_parts(attention), inputs, torch.zeros_like(inputs), grid, prefix, **given)
 
 
 def mean_mixing(tokens: LayerTokens, kernel_size: int) -> HeadMixing:
-    """The mean attention per shift and class token, towards which a fit is regularised."""
+    """Return the mean attention per shift and class token, towards which a fit is regularised."""
     profile, weights = mean_maps(tokens, Taps.of_layer(tokens, kernel_size), kernel_size)
     return HeadMixing(weights.to(profile.dtype), profile)
 

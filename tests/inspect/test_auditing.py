@@ -1,4 +1,4 @@
-"""`audit`: every attention of a model in numbers, and what it refuses."""
+"""`audit`: statistics of every attention layer of a model, and errors for invalid arguments."""
 
 import itertools
 import json
@@ -31,7 +31,7 @@ def encoder(layers: int = 2) -> nn.TransformerEncoder:
 
 
 def own() -> nn.Sequential:
-    """A convolution as attention, soft heads, and heads that look at the image."""
+    """Return a model with a convolution as attention, soft heads, and heads that attend by content."""
     torch.manual_seed(0)
     soft = SelfAttention2d(6, 6, heads=5, encoding=Quadratic(5))
     content = SelfAttention2d(6, 4, heads=2, encoding=LearnedRelativeContent(6, 2, head_channels=4, max_shift=8))
@@ -39,7 +39,7 @@ def own() -> nn.Sequential:
 
 
 class BoundToSize(SeparableEncoding):
-    """An encoding with one score per position, for images of one size."""
+    """Encoding with one score per position, for images of one size."""
 
     def __init__(self, size: int) -> None:
         super().__init__(2, 2)
@@ -52,7 +52,7 @@ class BoundToSize(SeparableEncoding):
 
 
 class Twice(nn.Module):
-    """One attention that runs twice, over one image and then over half of it."""
+    """Attention layer that runs twice, on an image and then on half of it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -137,7 +137,7 @@ class TestNumbers:
         assert again["layers"][0]["convolution_score"] == pytest.approx(1, abs=1e-6)
         shifts = [tuple(shift) for shift in again["layers"][0]["best_shift"]]
         assert sorted(shifts) == list(itertools.product((-1, 0, 1), repeat=2))
-        assert again["layers"][2]["content_share"] is None  # one image has nothing to differ from
+        assert again["layers"][2]["content_share"] is None  # undefined for a single image
 
     def test_printed(self) -> None:
         lines = str(audit(own(), images())).splitlines()
@@ -151,7 +151,7 @@ class TestNumbers:
 
 
 class Scaled(nn.Module):
-    """A model that takes more than images."""
+    """Model with inputs other than images."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -245,7 +245,7 @@ class TestRefusals:
 
     def test_constant_images_are_numbered(self) -> None:
         blank = images(10)
-        blank[9] = torch.tensor([0.5, 0.1, 0.7])[:, None, None]  # one colour
+        blank[9] = torch.tensor([0.5, 0.1, 0.7])[:, None, None]  # a single colour
         with pytest.raises(ValueError, match=r"images: .*got .*in image 9"):
             audit(own(), blank)
 

@@ -1,4 +1,4 @@
-"""The attention of stock models: the fused path against the unfused one, and both against what the models compute."""
+"""The attention of models of other libraries: the fused path, the unfused path, and what the models compute."""
 
 import importlib
 from collections.abc import Callable
@@ -22,7 +22,7 @@ def queries_of(operator: AttentionOperator) -> Tensor:
 
 
 def maps_of(model: nn.Module, images: Tensor, **more: Any) -> Maps:
-    """Name, grid, prefix, rows and prefix rows of every attention; rows and padding mass must make up 1."""
+    """Return name, grid, prefix, rows and prefix rows of all attention; rows and padding mass must sum to 1."""
     found: Maps = []
 
     def visit(name: str, operator: AttentionOperator) -> None:
@@ -46,7 +46,7 @@ def assert_same(first: Maps, second: Maps) -> None:
 
 
 def sharpen(model: nn.Module) -> Any:
-    """Larger weights than at the start, so that attention is far from uniform."""
+    """Enlarge the initial weights, so that attention is far from uniform."""
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if weight.dim() == 2 and any(
@@ -127,7 +127,7 @@ class TestTimm:
             if name not in inputs:
                 return
             block = blocks[name.removesuffix(".attn")]
-            # Swin V2 normalises after attending.
+            # Swin V2 applies the norm after attention.
             tokens = inputs[name] if "v2" in type(block).__name__.lower() else block.norm1(inputs[name])
             expected = block._attn(tokens)
             values = tokens.unflatten(-1, (3, -1)).movedim(3, 1)
@@ -190,7 +190,7 @@ def keep(inputs: dict[str, Tensor], name: str) -> Callable[[nn.Module, tuple[Ten
 
 
 def make_transparent(attention: Any) -> None:
-    """Values and outputs are the input itself: what is left of the module is its mixing."""
+    """Make values and outputs equal to the input, so that the module only mixes tokens."""
     with torch.no_grad():
         attention.qkv.weight[-attention.proj.in_features :] = torch.eye(attention.proj.in_features)
         attention.proj.weight.copy_(torch.eye(attention.proj.in_features))
@@ -239,7 +239,7 @@ class TestHuggingFace:
         config = getattr(transformers, f"{family}Config")(**sizes, **more, image_size=56, patch_size=4)
         model = sharpen(getattr(transformers, f"{family}Model")(config)).eval()
         images = torch.randn(1, 3, 4 * grid[0], 4 * grid[1])
-        # The DINOv2 family interpolates by itself.
+        # The DINOv2 family always interpolates.
         options = {} if "Dino" in family else {"interpolate_pos_encoding": True}
         model.set_attn_implementation("sdpa")
         maps = maps_of(model, images, options=options)

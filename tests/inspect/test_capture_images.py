@@ -1,4 +1,4 @@
-"""Arguments in place of images, and images that cannot be read, are refused by their name."""
+"""Errors for arguments that are not images and for images that cannot be used name the argument."""
 
 from functools import partial
 from typing import Any

@@ -78,9 +78,9 @@ def test_mean_maps_equal_the_mean_of_the_dense_matrices(encoding: str, batch_siz
     operators = attention_operators(model, images)
     assert (first.name, second.name) == ("0", "2")
     assert first.positions == ((3, 2), (0, 4))
-    assert second.positions == ((2, 2), (0, 4))  # queries stand two keys apart
+    assert second.positions == ((2, 2), (0, 4))  # the queries are two keys apart
     for maps, queries in ((first, [3 * 5 + 2, 4]), (second, [1 * 3 + 1, 2])):
-        dense = operators[maps.name].to_dense().mean(0)  # h n m
+        dense = operators[maps.name].to_dense().mean(0)  # (h, n, m)
         expected = dense[:, queries].transpose(0, 1).unflatten(-1, (6, 5))
         torch.testing.assert_close(maps.maps, expected, **tolerance(torch.float64))
 

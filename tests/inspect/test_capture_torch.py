@@ -1,4 +1,4 @@
-"""The attention of plain PyTorch modules, what is refused, and the operator that is handed over."""
+"""The attention of plain PyTorch modules, modules that raise errors, and the operator passed to `visit`."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ from tests.tolerances import tolerance
 
 
 class Attends(nn.Module):
-    """nn.MultiheadAttention of an image's pixels, or of tokens (b, n, c), over themselves."""
+    """`nn.MultiheadAttention` as self-attention over the pixels of an image, or over tokens (b, n, c)."""
 
     def __init__(self, *, batch_first: bool = True, mask: Tensor | None = None, **more: Any) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class Attends(nn.Module):
 
 
 class Kernel(nn.Module):
-    """Pixels that attend by PyTorch's kernel, with what it is given besides."""
+    """Self-attention over pixels by PyTorch's fused function, with further arguments."""
 
     def __init__(self, **more: Any) -> None:
         super().__init__()
@@ -118,7 +118,7 @@ class TestTorch:
             {"attn_mask": torch.randn(12, 12)},
             {"attn_mask": torch.randn(2, 1, 1, 12)},
             {"attn_mask": torch.eye(12, dtype=torch.bool).roll(1, 0)},
-            {"attn_mask": (torch.arange(12) > 3)[:, None].expand(12, 12)},  # the first queries see nothing
+            {"attn_mask": (torch.arange(12) > 3)[:, None].expand(12, 12)},  # the first queries have no keys
         ],
         ids=["plain", "scale", "causal", "bias", "bias of keys", "one key", "none of some"],
     )
@@ -147,7 +147,7 @@ class Softmaxed(nn.Module):
 
 
 class Headless(nn.Module):
-    """Pixels that attend in one head, without an axis for it."""
+    """Single-head attention over pixels, without an axis for heads."""
 
     def __init__(self, repeats: int = 1) -> None:
         super().__init__()
@@ -210,7 +210,7 @@ class TestRefusals:
     def test_attention_among_channels(self) -> None:
         class ChannelAttention(nn.Module):
             def forward(self, x: Tensor) -> Tensor:
-                channels = x.flatten(2)[:, None]  # 16 of them, as many as 4 x 4 tokens would be
+                channels = x.flatten(2)[:, None]  # 16 channels, as many as 4 x 4 tokens
                 return (channels @ channels.mT).softmax(-1)
 
         with pytest.raises(ValueError, match=r"module '' .* channels"):
@@ -227,11 +227,11 @@ class TestRefusals:
         assert (operator.grid.sizes, operator.prefix) == ((2, 3), 1)
 
     def test_a_square_number_of_tokens_is_no_square_image(self) -> None:
-        model = nn.Sequential(nn.AvgPool2d(2), Kernel())  # 8 x 2 tokens, which are 4 x 4 as well
+        model = nn.Sequential(nn.AvgPool2d(2), Kernel())  # 8 x 2 tokens, as many as 4 x 4
         assert only_operator(model, torch.randn(1, 2, 16, 4)).grid.sizes == (8, 2)
 
     def test_of_inputs_that_are_no_images_the_grid_is_asked_for(self) -> None:
-        tokens = torch.randn(2, 16, 8)  # 4 x 4 tokens, or a line, or a sentence
+        tokens = torch.randn(2, 16, 8)  # 4 x 4 tokens, one axis, or text
         with pytest.raises(ValueError, match=r"16 tokens .*input .*\(2, 16, 8\); pass grid="):
             only_operator(Attends(), tokens)
         assert only_operator(Attends(), tokens, grid=(2, 8)).grid.sizes == (2, 8)
@@ -239,7 +239,7 @@ class TestRefusals:
     def test_sequences_that_are_not_those_of_the_input(self) -> None:
         class Folded(nn.Module):
             def forward(self, x: Tensor) -> Tensor:
-                tokens = x.unflatten(-1, (2, -1)).movedim(2, 1).flatten(0, 1)  # heads in the batch
+                tokens = x.unflatten(-1, (2, -1)).movedim(2, 1).flatten(0, 1)  # heads in the batch axis
                 return (tokens @ tokens.mT).softmax(-1)
 
         with pytest.raises(ValueError, match=r"6 sequences.* input.* \(3, 16, 8\)"):
@@ -298,7 +298,7 @@ class TestOperator:
         assert score_rows(query).rows(torch.arange(4)).dtype == torch.float32
 
     def test_moments(self) -> None:
-        """Uniform attention over 3 x 4 tokens and a class token: the class token's share is padding mass."""
+        """Uniform attention over 3 x 4 tokens and a class token: attention to the class token is padding mass."""
         query = torch.zeros(2, 1, 13, 4)
         moments = attention_moments(TokenOperator(product_rows(query, query), TokenLayout((3, 4), prefix=1)))
         expected = torch.diag(torch.tensor([8 / 12, 15 / 12])).double()
@@ -311,12 +311,12 @@ class TestOperator:
     @pytest.mark.parametrize(
         ("pad_first", "met"),
         [
-            (True, [[0, 0], [0, 1], [1, 0], [1, 1]]),  # rows 2 - 0 1 and columns 2 3 4 - 0 1 are cut by twos
-            (False, [[0, 0], [0, 4], [2, 0], [2, 4]]),  # rows 2 0 1 - and columns 2 3 4 0 1 -
+            (True, [[0, 0], [0, 1], [1, 0], [1, 1]]),  # rows 2 - | 0 1, columns 2 3 | 4 - | 0 1; - is padding
+            (False, [[0, 0], [0, 4], [2, 0], [2, 4]]),  # rows 2 0 | 1 -, columns 2 3 | 4 0 | 1 -
         ],
     )
     def test_windows_over_padding(self, pad_first: bool, met: list[list[int]]) -> None:
-        """3 x 5 tokens in windows of 2 x 2, moved by two: what token (0, 0) meets."""
+        """3 x 5 tokens in windows of 2 x 2, shifted by two: the tokens that token (0, 0) attends to."""
         layout = window_layout((3, 5), (2, 2), shift=(2, 2), pad_first=pad_first)
         operator = TokenOperator(score_rows(torch.zeros(layout.parts, 1, 4, 4)), layout)
         rows = operator.rows(all_queries(operator.grid, operator.device))[0, 0].unflatten(-1, (3, 5))

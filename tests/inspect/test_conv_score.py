@@ -34,11 +34,11 @@ def converted(conv: nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.ConvTranspose2d, *siz
     return operator
 
 
-COUNTS = (4, 8, 9, 12, 16, 18, 27, 36)  # of heads: fewer than the nine taps, as many, uneven and even multiples
+COUNTS = (4, 8, 9, 12, 16, 18, 27, 36)  # numbers of heads: fewer than the nine taps, as many, more, and multiples
 
 
 def taps_for(heads: int) -> list[tuple[int, int]]:
-    """The nine taps in turn, as `initialize` and `low_rank` hand them out."""
+    """Return the nine taps in turn, in the order of `initialize` and `low_rank`."""
     return [TAPS[head % len(TAPS)] for head in range(heads)]
 
 
@@ -47,7 +47,7 @@ def random_rows(heads: int = HEADS, *, sharpness: float = 1.0) -> Tensor:
 
 
 class TestOne:
-    """What a convolution scores."""
+    """Scores of convolutions."""
 
     @pytest.mark.parametrize("mode", ["zeros", "replicate", "reflect", "circular"])
     @pytest.mark.parametrize("stride", [1, 2, 3])
@@ -110,7 +110,7 @@ class TestOne:
 
 
 class TestNought:
-    """What chance scores."""
+    """Scores of attention without any convolution."""
 
     @pytest.mark.parametrize("heads", COUNTS)
     def test_whatever_the_number_of_heads(self, heads: int) -> None:
@@ -173,7 +173,7 @@ def test_copies_score_what_the_allowed_heads_hold(heads: int, most: float) -> No
 
 
 class TestFarCopies:
-    """At a far shift most queries are clipped to the border, so that copies hold a little at other shifts."""
+    """For a large shift most queries are clipped to the border, so copies of a head have some mass at other shifts."""
 
     def copies(self, side: int, shift: tuple[int, int], heads: int) -> float:
         profile = shift_profile(Shift(Grid.make((side, side)), [shift], torch.zeros(())))
@@ -192,7 +192,7 @@ class TestFarCopies:
         assert self.copies(side, shift, HEADS) == pytest.approx(said, abs=5e-4)
         unclipped = Grid.make((side, side), padding=max(shift), border="zero")
         assert score(Shift(unclipped, [shift] * HEADS, torch.zeros(()))) < 1 / HEADS
-        # One column clips to the shift beside; of the columns that can have that one it is one of side - shift + 1.
+        # One column is clipped to the next smaller shift, of the side - shift + 1 columns that can have that shift.
         profile = shift_profile(Shift(Grid.make((side, side)), [shift], torch.zeros(())))
         beside = profile.shifts.tolist().index([shift[0], shift[1] - 1])
         assert float(profile.mass.flatten(1)[0, beside]) == pytest.approx(1 / (side - shift[1] + 1))
@@ -240,7 +240,7 @@ class TestBetween:
             assert scores == sorted(scores)
 
     def test_heads_may_differ(self) -> None:
-        """Some heads at taps of their own, the others spread out: the score is the share of the former."""
+        """The score is the fraction of heads at distinct taps; the other heads are uniform."""
         rows = Shift(Grid.make((SIDE, SIDE), padding=1, border="zero"), TAPS, torch.zeros(())).to_dense()
         rows[:, 6:] = 1 / PIXELS
         assert score(Dense(GRID, rows)) == pytest.approx(6 / 9, abs=0.001)
@@ -263,7 +263,7 @@ def test_more_heads_than_shifts_leaves_some_without() -> None:
 
 
 class TestTapResidual:
-    NOTHING = math.sqrt(1 - 1 / 15**2)  # of heads that all are the mean of 15 x 15 shifts, one tap of 9 or of 1 alike
+    NOTHING = math.sqrt(1 - 1 / 15**2)  # all heads are the mean of 15 x 15 shifts; the same with 9 taps and with 1
 
     @pytest.mark.parametrize("heads", [3, 9, 12])
     @pytest.mark.parametrize("images", [1, 4])
@@ -289,7 +289,7 @@ class TestTapResidual:
 
     @pytest.mark.parametrize("alpha", [0.3, 1.0, 2.0])
     def test_soft_heads_keep_their_span(self, alpha: float) -> None:
-        """Rows that do not change with the query have no noise, however soft they are."""
+        """Rows that are the same for all queries have no noise, even in soft heads."""
         encoding = Quadratic(HEADS, dims=2).double()
         with torch.no_grad():
             encoding.centres.copy_(torch.tensor(TAPS))
@@ -300,7 +300,7 @@ class TestTapResidual:
         assert exact < 0.9
 
     def test_copies_that_float32_rounds_apart_are_one_head(self) -> None:
-        """Scores that differ by a constant are the same attention, to the last bit but one."""
+        """Scores that differ by a constant give equal attention, except for rounding."""
         grid = Grid.make((SIDE, SIDE), padding=SIDE // 2, border="circular")
         encoding = Quadratic(1, dims=2)
         with torch.no_grad():
@@ -315,7 +315,7 @@ class TestTapResidual:
 
     @pytest.mark.parametrize("part", [1e-2, 1e-4])
     def test_a_trace_of_convolution_that_is_no_rounding_counts(self, part: float) -> None:
-        """Taps above the same uniform attention span all but the sum of the taps."""
+        """Taps added to uniform attention span all weights that sum to 0, that is, 8 of 9 dimensions."""
         grid = Grid.make((SIDE, SIDE), padding=1, border="circular")
         exact = Shift(grid, TAPS, torch.zeros(())).to_dense().double()
         found = tap_residual(shift_profile(Dense(grid, part * exact + (1 - part) / PIXELS)))
@@ -336,7 +336,7 @@ class TestCoverage:
 
     def test_counts_the_taps_that_distinct_heads_hold(self) -> None:
         grid = Grid.make((SIDE, SIDE), padding=3, border="zero")
-        shifts = [*TAPS[:4], *TAPS[:3], (3, 3), (2, 0), (0, -3)]  # four taps, three copies, three far away
+        shifts = [*TAPS[:4], *TAPS[:3], (3, 3), (2, 0), (0, -3)]  # four taps, three copies, three far shifts
         assert grid_coverage(shift_profile(Shift(grid, shifts, torch.zeros(())))) == pytest.approx(4 / 9)
 
     @pytest.mark.parametrize("side", [12, 13, 14])
@@ -355,8 +355,8 @@ class TestCoverage:
         assert grid_coverage(shift_profile(converted(conv, 7, 6))) > 0.99
 
     def test_far_from_the_field_is_not_covered(self) -> None:
-        grid = Grid.make((SIDE, SIDE), window=(3, 3))  # shifts 0 to 2, with their middle at 1
-        shifts = [(row + 4, column) for row, column in TAPS]  # none nearer than 3
+        grid = Grid.make((SIDE, SIDE), window=(3, 3))  # shifts 0 to 2, centred at 1
+        shifts = [(row + 4, column) for row, column in TAPS]  # none closer than 3
         assert grid_coverage(shift_profile(Shift(grid, shifts, torch.zeros(())))) < 0.1
 
     def test_of_uniform_attention_is_chance(self) -> None:

@@ -21,7 +21,7 @@ TAPS = list(itertools.product((-1, 0, 1), repeat=2))
 
 
 def brute_overlap(profile: Tensor, shifts: Tensor) -> float:
-    """One head's profile against the Gaussian of its moments, by the page's formula and a matrix inverse."""
+    """Compare a head's profile with the Gaussian of its moments, by the documented formula and a matrix inverse."""
     weights = profile / profile.sum()
     mean = sum(w * s for w, s in zip(weights, shifts, strict=True))
     covariance = sum(w * torch.outer(s - mean, s - mean) for w, s in zip(weights, shifts, strict=True))
@@ -64,7 +64,7 @@ def test_moments_are_means_over_images_and_batches(monkeypatch: pytest.MonkeyPat
     for name in ("centre", "covariance", "distance", "entropy"):
         wanted = torch.cat([getattr(moment, name) for moment in moments]).mean(0)
         torch.testing.assert_close(getattr(got, name), wanted, **tolerance(DOUBLE))
-    shares = [moment.content_share for moment in moments[:2]]  # one image alone tells nothing of content
+    shares = [moment.content_share for moment in moments[:2]]  # undefined for a single image
     assert shares[0] is not None
     assert shares[1] is not None
     assert got.content_share is not None
@@ -122,7 +122,7 @@ class TestKnownLayers:
 
     @pytest.mark.parametrize("shift", [(0, 0), (5, -3)])
     def test_the_gaussian_of_a_single_tap_is_that_tap(self, shift: tuple[int, int]) -> None:
-        """It has no width, and neither divides by it nor is given one that reaches the pixels beside."""
+        """Its variance is 0: the overlap neither divides by 0 nor uses a width that reaches neighbouring positions."""
         profile = shift_profile(Shift(Grid.make((12, 12), padding=5, border="zero"), [shift], torch.zeros(())))
         assert float(gaussian_overlap(profile)) == pytest.approx(1, abs=1e-12)
 
@@ -137,7 +137,7 @@ class TestKnownLayers:
         got = layer_statistics(Dense(Grid.make((14, 14)), torch.full((1, 9, 196, 196), 1 / 196, dtype=DOUBLE)))
         assert got.convolution_score < 1e-12
         assert got.redundancy == pytest.approx(1)
-        assert got.tap_residual == pytest.approx(math.sqrt(1 - 1 / 15**2))  # the span is the mean of 15 x 15 shifts
+        assert got.tap_residual == pytest.approx(math.sqrt(1 - 1 / 15**2))  # all heads span the mean of 15 x 15 shifts
         torch.testing.assert_close(got.constancy, torch.ones(9, dtype=DOUBLE), **tolerance(DOUBLE))
         assert got.receptive_field == pytest.approx(math.sqrt(2 * (15**2 - 1) / 12))
 
@@ -170,6 +170,6 @@ def test_bad_input() -> None:
     before = running.result()
     with pytest.raises(ValueError, match="operator: must have the same grid"):
         running.add(OPERATORS["dense"](Grid.make((4,)), DOUBLE, 1)[0])
-    torch.testing.assert_close(running.result().entropy, before.entropy, rtol=0, atol=0)  # nothing half added
+    torch.testing.assert_close(running.result().entropy, before.entropy, rtol=0, atol=0)  # nothing was added
     with pytest.raises(dataclasses.FrozenInstanceError):
         before.coverage = 1.0  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""The parts of attention modules: both layouts give the module's own output, and what is besides is refused."""
+"""The parts of attention modules: both layouts reproduce the output, and modules with other parts are rejected."""
 
 import copy
 from dataclasses import replace
@@ -92,7 +92,7 @@ def test_parts_of_no_known_attention_are_refused(name: str, value: Any, words: s
 
 
 class Tabled(Attention):
-    """A bias by relative position along the tokens, a norm before the output, and biases apart from `qkv`."""
+    """Attention with a bias by relative position of tokens, a norm before `proj`, and biases outside `qkv`."""
 
     def __init__(self) -> None:
         super().__init__(24, 3)

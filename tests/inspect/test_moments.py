@@ -25,19 +25,19 @@ def positions(axes: list[list[int]]) -> Tensor:
 
 
 def brute_force(operator: AttentionOperator, queries: Tensor | None = None) -> dict[str, Tensor]:
-    """The definitions, written out over the stored matrix."""
+    """Compute the definitions from the stored matrix."""
     grid = operator.grid
     every = all_queries(grid, operator.device)
     chosen = every if queries is None else queries
     matrix, padding = operator.to_dense().double().detach(), operator.padding_mass(every).double().detach()
     keys = positions([[axis.spacing * k for k in range(axis.size)] for axis in grid.axes])
     places = positions([axis.query_positions().tolist() for axis in grid.axes])
-    shifts = keys - places[chosen, None]  # n m d
-    seen = matrix[:, :, chosen].sum(-1) != 0  # b h n: the queries with mass on keys
+    shifts = keys - places[chosen, None]  # (n, m, d)
+    seen = matrix[:, :, chosen].sum(-1) != 0  # (b, h, n): queries with mass on keys
     rows = matrix[:, :, chosen] / matrix[:, :, chosen].sum(-1, keepdim=True)
 
     def mean(values: Tensor) -> Tensor:
-        """Over the queries with mass, NaN where there are none: (b, h, n, ...) to (b, h, ...)."""
+        """Average over the queries with mass, NaN if there are none: (b, h, n, ...) to (b, h, ...)."""
         mask = seen[(..., *(None,) * (values.dim() - 3))]
         return torch.where(mask, values, 0).sum(2) / mask.sum(2)
 
@@ -60,7 +60,7 @@ def assert_moments(moments: AttentionMoments, expected: dict[str, Tensor], dtype
         got = getattr(moments, name)
         assert got.dtype == DOUBLE
 
-        def difference(said: str, name: str = name) -> str:  # made when it is wrong: printing tensors takes longer
+        def difference(said: str, name: str = name) -> str:  # lazy, because printing tensors is slow
             return f"{name}: {said}\ngot {getattr(moments, name)}, expected {expected[name]}"
 
         torch.testing.assert_close(got, value, **tolerance(dtype, scale=100), equal_nan=True, msg=difference)
@@ -75,7 +75,7 @@ def test_moments_equal_their_definition(name: str, layout: Layout, monkeypatch: 
         assert not moments.centre.requires_grad
         expected = brute_force(operator)
         assert_moments(moments, expected)
-        block = max(2, operator.grid.query_count // 3)  # three blocks and what is left
+        block = max(2, operator.grid.query_count // 3)  # three blocks and the remainder
         with monkeypatch.context() as few:
             few.setattr(BLOCK, block * operator.batch * operator.heads * operator.grid.lattice_count)
             assert_moments(attention_moments(operator), expected)
@@ -127,7 +127,7 @@ def test_content_share_does_not_depend_on_the_number_of_images(images: int) -> N
     both = attention_moments(Dense(grid, ((chance + fixed) / 16).softmax(-1))).content_share
     assert content is not None
     assert both is not None
-    assert float(content.min()) > 0.98  # nothing that positions explain
+    assert float(content.min()) > 0.98  # position explains nothing
     torch.testing.assert_close(both, torch.full_like(both, 0.5), atol=0.03, rtol=0)
 
 
@@ -137,7 +137,7 @@ def test_content_share_at_its_ends() -> None:
     assert attention_moments(Dense(grid, one)).content_share is None
     same = attention_moments(Dense(grid, one.expand(3, -1, -1, -1))).content_share
     torch.testing.assert_close(same, torch.zeros(1, dtype=DOUBLE), **tolerance(DOUBLE))
-    opposite = torch.eye(2, dtype=DOUBLE)[:, None, None].expand(2, 1, 2, 2)  # images look at different pixels
+    opposite = torch.eye(2, dtype=DOUBLE)[:, None, None].expand(2, 1, 2, 2)  # the images attend to different positions
     share = attention_moments(Dense(grid, opposite)).content_share
     torch.testing.assert_close(share, torch.ones(1, dtype=DOUBLE), **tolerance(DOUBLE))
     uniform = attention_moments(Dense(grid, torch.full((2, 1, 2, 2), 0.5))).content_share
@@ -156,7 +156,7 @@ def test_a_gaussian_head_inside_the_image() -> None:
     operator = quadratic(Grid.make((31, 33)), alpha=0.5, centre=(2.0, -1.0))
     inside = torch.tensor([row * 33 + column for row in range(13, 17) for column in range(14, 19)])
     moments = attention_moments(operator, queries=inside)
-    # Sampled at whole pixels, a Gaussian of variance 1 keeps its moments to 1e-7 (Poisson summation).
+    # Sampled at integer positions, a Gaussian of variance 1 keeps its moments to 1e-7 (Poisson summation).
     centre = torch.tensor([[[2.0, -1.0]]], dtype=DOUBLE)
     torch.testing.assert_close(moments.centre, centre, **tolerance(DOUBLE))
     torch.testing.assert_close(moments.covariance[0, 0], torch.eye(2, dtype=DOUBLE), rtol=1e-6, atol=1e-6)
@@ -176,18 +176,18 @@ def test_sharp_heads_do_not_cancel_far_from_the_origin() -> None:
     grid = Grid.make((4000,))
     rows = torch.zeros(1, 1, 4000, 4000, dtype=DOUBLE)
     rows[..., 0] = 1e-12
-    rows[..., 1] = 1 - 1e-12  # every query looks at key 1, its variance is 1e-12
+    rows[..., 1] = 1 - 1e-12  # every query attends to key 1, with variance 1e-12
     moments = attention_moments(Dense(grid, rows))
     torch.testing.assert_close(moments.covariance.flatten(), torch.tensor([1e-12], dtype=DOUBLE), rtol=1e-3, atol=0)
 
 
 @pytest.mark.parametrize("split", [False, True])
 def test_queries_without_mass_count_as_none(split: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(BLOCK, 1)  # a row at a time
+    monkeypatch.setattr(BLOCK, 1)  # one row at a time
     grid = Grid.make((2, 3), padding=3, border="zero")
     operator: AttentionOperator = Shift(grid, [(0, 2), (0, 3)], torch.zeros((), dtype=DOUBLE))
     moments = attention_moments(operator if split else Dense.of(operator))
-    assert moments.centre[0, 0].tolist() == [0.0, 2.0]  # only the first column's queries see a pixel
+    assert moments.centre[0, 0].tolist() == [0.0, 2.0]  # only queries in the first column have a pixel at this shift
     assert moments.distance[0, 0].item() == 2.0
     torch.testing.assert_close(moments.padding_mass, torch.tensor([[2 / 3, 1.0]], dtype=DOUBLE), **tolerance(DOUBLE))
     for name in NAMES:
@@ -270,7 +270,7 @@ def test_sampled_queries(sizes: tuple[int, ...], count: int, seed: int | None) -
 
 
 def one_per_cell(grid: Grid, queries: Tensor) -> bool:
-    """Whether the grid can be cut into as many equal cells as there are queries, each of which holds one."""
+    """Return whether the grid can be divided into as many equal cells as there are queries, with one query in each."""
     divisions = [range(1, size + 1) for size in grid.query_sizes[:-1]]
     for counts in itertools.product(*divisions):
         last, rest = divmod(len(queries), math.prod(counts))
@@ -290,7 +290,7 @@ def test_sampled_queries_meet_every_place_of_a_window() -> None:
     places = torch.bincount(rows % 7 * 7 + columns % 7, minlength=49)  # 5.2 are expected
     assert int(places.min()) > 0
     assert int(places.max()) < 16
-    lattice = sample_queries(Grid.make((512,)), 64) % 8  # cells of 8: a lattice would meet one place
+    lattice = sample_queries(Grid.make((512,)), 64) % 8  # cells of 8: a regular lattice would sample a single offset
     assert len(lattice.unique()) == 8
 
 

@@ -16,7 +16,7 @@ SIDE = 7
 
 
 def profile_of(*taps: tuple[int, int], reach: tuple[int, int] = (SIDE, SIDE)) -> ShiftProfile:
-    """Heads that hold one shift each."""
+    """Return the profile of heads with one shift each."""
     mass = torch.zeros(len(taps), *(2 * half + 1 for half in reach), dtype=torch.float64)
     for head, (row, column) in enumerate(taps):
         mass[head, row + reach[0], column + reach[1]] = 1.0
@@ -86,7 +86,7 @@ class TestMirrors:
         assert sideways.left_right - sideways.up_down < sideways.chance
 
     def test_partners_count_once(self) -> None:
-        """Two pairs and two heads alone: the second have more to draw, so their chance is lower."""
+        """The heads of a pair share a random sign, so the chance level is higher than for heads without partners."""
         pairs = mirror_symmetry([profile_of((1, 2), (1, -2))] * 4)
         alone = mirror_symmetry([profile_of((1, 0), (2, 0))] * 4)
         assert alone.chance < pairs.chance
@@ -99,7 +99,7 @@ class TestMirrors:
             mirror_symmetry([])
 
     def test_shifts_that_do_not_reach_both_ways_alike_are_refused(self) -> None:
-        """A convolution without padding looks down and right of its first pixel."""
+        """A convolution without padding attends downwards and to the right of its first pixel."""
         unpadded = shift_profile(from_conv(torch.nn.Conv2d(1, 1, 3)).operator(torch.zeros(1, 1, 8, 8)))
         for mirror in (partial(mirror_partners, axis=0), partial(turned_at_random, generator=torch.Generator())):
             with pytest.raises(ValueError, match=r"profile: .*got "):

@@ -1,4 +1,4 @@
-"""What enters scores beside projections: turned queries, masks in all their shapes, and how modules are called."""
+"""Scores beyond `Q K^T`: rotated queries, masks of all shapes, and how modules are called."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ def angles(heads: int = 1) -> Tensor:
 @pytest.mark.parametrize("heads", [1, 3])
 @pytest.mark.parametrize("neighbours", [False, True])
 def test_planes_are_turned_by_their_angles(heads: int, neighbours: bool) -> None:
-    """Against complex numbers; the token before the image stays."""
+    """Compare with complex numbers; the token before the image is not rotated."""
     x, angle = torch.randn(2, 3, 6, 4), angles(heads)
     if neighbours:
         spread = angle.repeat_interleave(2, -1)

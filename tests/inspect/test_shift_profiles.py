@@ -25,7 +25,7 @@ GRIDS = {
 
 
 def reach_of(axis: Axis) -> tuple[int, int]:
-    """Shifts that at least half as many queries have as any, counted one by one."""
+    """Count queries per shift, and return the range of shifts that at least half of the largest count have."""
     extent, positions = axis.spacing * (axis.size - 1) + 1, axis.query_positions().tolist()
     count = {
         shift: sum(0 <= position + shift < extent for position in positions)
@@ -36,7 +36,7 @@ def reach_of(axis: Axis) -> tuple[int, int]:
 
 
 def at_shift(rows: Tensor, sizes: tuple[int, int], shift: tuple[int, int]) -> Tensor:
-    """A[q, q + delta] of every query q that has the shift."""
+    """Return A[q, q + delta] of every query q that has the shift."""
     places = torch.cartesian_prod(*map(torch.arange, sizes))
     there = places + torch.tensor(shift)
     inside = ((there >= 0) & (there < torch.tensor(sizes))).all(-1)
@@ -45,7 +45,7 @@ def at_shift(rows: Tensor, sizes: tuple[int, int], shift: tuple[int, int]) -> Te
 
 
 def brute_force(operators: list[AttentionOperator], queries: list[int] | None = None) -> tuple[Tensor, Tensor, Tensor]:
-    """Profile (h, s), counts (s,) and constancy (h,) from the page's formulas, one probability at a time."""
+    """Compute profile (h, s), counts (s,) and constancy (h,) by the documented formulas, one probability at a time."""
     grid = operators[0].grid
     extents = [axis.spacing * (axis.size - 1) + 1 for axis in grid.axes]
     shifts = list(itertools.product(*(range(least, most + 1) for least, most in map(reach_of, grid.axes))))
@@ -104,7 +104,7 @@ def test_equals_its_definition(name: str, border: Border) -> None:
 def test_on_other_grids(name: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     operator, _ = OPERATORS[kind](GRIDS[name], DOUBLE, 2)
     assert_profile(operator)
-    monkeypatch.setattr("attnconv.inspect.chosen_queries.BLOCK", 1)  # a row at a time
+    monkeypatch.setattr("attnconv.inspect.chosen_queries.BLOCK", 1)  # one row at a time
     assert_profile(operator, queries=torch.tensor([1, 0]))
 
 
@@ -195,7 +195,7 @@ class TestConstancy:
         torch.testing.assert_close(profile.constancy, torch.ones(1, dtype=DOUBLE), **tolerance(torch.float32))
 
     def test_of_rows_that_share_no_shift_is_one_over_their_number(self) -> None:
-        grid = Grid.make((8,))  # inner queries 2 .. 5, of which each attends its own shift: -2, -1, 1, 2
+        grid = Grid.make((8,))  # the inner queries 2 .. 5 each attend at a different shift: -2, -1, 1, 2
         keys = torch.tensor([0, 0, 0, 2, 5, 7, 7, 7])
         profile = shift_profile(Dense(grid, torch.eye(8, dtype=DOUBLE)[keys][None, None]))
         torch.testing.assert_close(profile.constancy, torch.tensor([0.25], dtype=DOUBLE), **tolerance(DOUBLE))

@@ -1,4 +1,4 @@
-"""Models of timm and Hugging Face as they come, with random weights: heads replaced, starts set, others refused."""
+"""Models of timm and Hugging Face with random weights: head replacement, initialisation, and rejected models."""
 
 from collections.abc import Callable
 from functools import partial
@@ -22,7 +22,7 @@ TIMM: dict[str, tuple[str, dict[str, Any]]] = {
     "no bias, any size": ("vit_tiny_patch16_224", {"patch_size": 8, "qkv_bias": False, "dynamic_img_size": True}),
     "norms": ("vit_tiny_patch16_224", {"patch_size": 8, "qk_norm": True}),
 }
-# Further kinds of attention, whose heads can be replaced but which cannot start as a convolution.
+# Other kinds of attention: their heads can be replaced, but they cannot be initialised as a convolution.
 SMALL = {"patch_size": 8}
 OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
     "relative bias": ("beit_base_patch16_224", {**SMALL, "embed_dim": 48, "num_heads": 3}),
@@ -52,7 +52,7 @@ def images(count: int = 4) -> Tensor:
 
 
 def sharpen(model: nn.Module) -> nn.Module:
-    """Attention far from uniform."""
+    """Enlarge weights, so that attention is far from uniform."""
     for name, weight in model.named_parameters():
         if weight.dim() == 2 and any(part in name for part in ("qkv", "q_proj", "k_proj", "in_proj")):
             weight.data.mul_(5)
@@ -98,7 +98,7 @@ def layer_output(model: nn.Module, name: str, x: Tensor) -> Tensor:
 
 
 def assert_layers_change_as_said(model: nn.Module, x: Tensor, names: list[str]) -> None:
-    """In the first changed layer, which is given what it was given before, heads that stay and class tokens do stay."""
+    """Compare `layer_errors` with the measured change of each layer's output."""
     for name in names:
         result = replace_heads(model, x, heads={name: [1]})
         old, new = (layer_output(each, name, x[-1:]) for each in (model, result.model))
@@ -108,7 +108,7 @@ def assert_layers_change_as_said(model: nn.Module, x: Tensor, names: list[str]) 
 
 
 def assert_replaces(model: nn.Module, x: Tensor | None = None) -> None:
-    """None replaced is the model; all replaced runs and learns, and the errors said are the errors there are."""
+    """Replacing no heads changes nothing; if all are replaced, gradients exist and the reported errors are correct."""
     x = images() if x is None else x
     before = output(model, x)
     every = replace_heads(model, x, count=0)
@@ -119,7 +119,7 @@ def assert_replaces(model: nn.Module, x: Tensor | None = None) -> None:
     assert [len(some) for some in heads.values()] == [len(every.candidates) // 2] * 2
     assert_layers_change_as_said(model, x, sorted(heads))
     result = replace_heads(model, x, heads=heads)
-    old, new = (output(each, x[3:]) for each in (model, result.model))  # rounding differs with the number of images
+    old, new = (output(each, x[3:]) for each in (model, result.model))  # rounding depends on the number of images
     error = float((new - old).norm() / old.norm())
     assert result.output_error == pytest.approx(error, rel=1e-4)
     assert 0 < error < 1
@@ -130,7 +130,7 @@ def assert_replaces(model: nn.Module, x: Tensor | None = None) -> None:
     made = next(module for module in result.model.modules() if isinstance(module, ConvolvedAttention))
     assert made.kernel.grad is not None
     assert float(made.kernel.grad.abs().max()) > 0
-    # One head changes its layer less than all do.
+    # Replacing one head changes its layer less than replacing all heads.
     name, first = next(iter(heads.items()))
     one = replace_heads(model, x, heads={name: first[:1]})
     assert one.layer_errors[name] < result.layer_errors[name]
@@ -243,7 +243,7 @@ class TestHuggingFace:
 
 
 class Patches(nn.Module):
-    """Patches of an image as tokens, and torch's own encoder."""
+    """PyTorch's encoder on the patches of an image."""
 
     def __init__(self, *, batch_first: bool) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Tokens before and after the image's: taken wrongly, they would move every map."""
+"""Tokens before and after those of the image: if they were counted wrongly, every map would be shifted."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +15,7 @@ from tests.tolerances import tolerance
 
 
 class Among(nn.Module):
-    """One head over patches of 4 pixels, with other tokens before and after them; keeps what it attends to."""
+    """One head over patches of 4 pixels, with other tokens before and after them; stores its attention."""
 
     def __init__(self, before: int, after: int, **words: Any) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class Among(nn.Module):
 
 
 def operator_of(model: nn.Module, images: Tensor, **more: Any) -> tuple[TokenOperator, Tensor]:
-    """The last operator of a model and all of its rows."""
+    """Return the last operator of a model and all of its rows."""
     found: list[tuple[TokenOperator, Tensor]] = []
 
     def visit(_name: str, operator: AttentionOperator) -> None:
@@ -70,7 +70,7 @@ class TestTokensAfterTheImage:
         assert operator_of(Among(before, 0), pictures(), grid=(3, 4))[0].prefix == before
 
     def test_the_models_own_word_serves(self) -> None:
-        model = Among(4, 0, num_register_tokens=3)  # says nothing of its patches
+        model = Among(4, 0, num_register_tokens=3)  # the configuration has no patch size
         operator, rows = operator_of(model, pictures(), grid=(3, 4))
         assert (operator.prefix, operator.suffix) == (4, 0)
         torch.testing.assert_close(rows, model.seen[:, :, 4:, 4:], **tolerance(torch.float32))
@@ -85,7 +85,7 @@ class TestTokensAfterTheImage:
 
 
 class TestYolos:
-    """Hugging Face's: a class token, the patches, then tokens for detections."""
+    """YOLOS of Hugging Face: a class token, the patches, then detection tokens."""
 
     @pytest.mark.parametrize("words", [{}, {"grid": (4, 6)}, {"grid": (4, 6), "prefix": 1}, {"prefix": 1}])
     def test_maps_are_the_models_own(self, words: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Each observation on runs made to show it, and on runs made to show its opposite."""
+"""Each observation on runs that show it, and on runs that show the opposite."""
 
 import json
 import math
@@ -37,11 +37,11 @@ from tests.report.making import SMALL, make_run
 
 NINE = replace(SMALL, heads=9)
 KERNEL = [(float(row), float(column)) for row in (-1, 0, 1) for column in (-1, 0, 1)]
-Placing = Callable[[int], Sequence[tuple[float, float]]]  # layer, counted from 0 -> centres
+Placing = Callable[[int], Sequence[tuple[float, float]]]  # layer -> centres
 
 
 def hard(run: RunFolder, places: Placing, *, spread: float = 7.0) -> RunFolder:
-    """Move the heads of a quadratic run and make them sharp."""
+    """Set the centres of a quadratic run's heads and make the heads sharp."""
 
     def place(layer: SelfAttention, number: int) -> None:
         assert isinstance(layer.encoding, Quadratic)
@@ -77,7 +77,7 @@ def answers(runs: Mapping[str, Sequence[RunFolder]], claims: Sequence[Claim] = C
 
 @pytest.fixture(scope="module")
 def kernels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Observation]:
-    """Two runs whose first layer is a 3 x 3 kernel and whose second looks three times as far."""
+    """Observations of two runs: layer 0 has the shifts of a 3 x 3 kernel, layer 1 shifts three times as large."""
     base = tmp_path_factory.mktemp("kernels")
     further = [(3 * row, 3 * column) for row, column in KERNEL]
     runs = [
@@ -131,7 +131,7 @@ class TestHeads:
         found = answers({"quadratic": [run]})
         assert found["overlap: 9 heads"].verdict == "not seen"
         assert found["coverage: 9 heads"].verdict == "not seen"
-        assert found["centres: 9 heads"].verdict == "not seen"  # the second layer looks at the query itself
+        assert found["centres: 9 heads"].verdict == "not seen"  # layer 1 attends to the query itself
 
     def test_a_layer_of_kernels_covers_them(self, tmp_path: Path) -> None:
         run = hard(make_run(tmp_path / "run", NINE), lambda layer: KERNEL)
@@ -147,14 +147,14 @@ class TestHeads:
         monkeypatch.setattr(run_data, "IMAGES", 4)
         run = make_run(tmp_path / "run", replace(SMALL, encoding="learned-content"))
         found = answers({"learned-content": [run]})
-        assert found["fixed shifts: learned + content"].verdict == "undecided"  # layers 2 and 3 of two
+        assert found["fixed shifts: learned + content"].verdict == "undecided"  # the model has no layers 2 and 3
         assert all(0 <= share <= 1 for share in found["content"].found[42].layers)
 
     @pytest.mark.parametrize(("axis", "verdict"), [(1, "holds"), (0, "not seen")])
     def test_scores_that_are_even_along_an_axis_are_symmetric(self, tmp_path: Path, axis: int, verdict: str) -> None:
         def even(layer: SelfAttention, number: int) -> None:
             for name, table in layer.encoding.named_parameters():
-                table.mul_(3.0)  # sharp enough to tell the mirrors apart
+                table.mul_(3.0)  # sharp enough to distinguish the flips
                 if name == f"tables.{axis}":
                     table.copy_((table + table.flip(0)) / 2)
 
@@ -181,7 +181,7 @@ class TestHeads:
 
 
 def judged(runs: Mapping[str, Sequence[RunFolder]]) -> dict[str, Observation]:
-    """Only claims about scores: these runs have no heads of interest."""
+    """Return only the observations about accuracies, because the heads of these runs are arbitrary."""
     return answers(runs, [claim for claim in CLAIMS if claim.unit == "points"])
 
 
@@ -205,7 +205,7 @@ class TestAccuracies:
         scored(pruned[PRUNED][0], start=0.8, last=0.79)
         found = judged(pruned)
         assert found["recovery after pruning"].verdict == "not seen"
-        assert found["dip after pruning"].verdict == "not seen"  # nothing was lost at first
+        assert found["dip after pruning"].verdict == "not seen"  # accuracy did not drop at first
 
     def test_a_start_that_nobody_measured_is_told(self, pruned: dict[str, list[RunFolder]]) -> None:
         result = dict(pruned[PRUNED][0].result() or {})

@@ -41,7 +41,7 @@ def study(**runs: list[RunFolder]) -> dict[str, list[RunData]]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The paper from runs of all its models but the pruned one and the one with 16 heads."""
+    """Report from runs of all models of the paper, except the pruned model and the model with 16 heads."""
     base = tmp_path_factory.mktemp("paper")
     models: dict[str, ModelSettings] = {
         "resnet18": SMALL_RESNET,
@@ -175,7 +175,7 @@ class TestFixedShifts:
     def test_a_convolution_holds_all_its_shifts(self) -> None:
         layer = statistics_of(from_conv(nn.Conv2d(2, 2, 3, padding=1)))
         values = table_of_fixed_shifts({"m": [layer]}).values["models"]["m"]
-        assert [head["head"] for head in values] == list(range(9))  # as the audit counts them
+        assert [head["head"] for head in values] == list(range(9))  # indices from 0, as in the audit
         shifts = {tuple(head["best_shift"]) for head in values if head["fixed"]}
         assert shifts == {(i, j) for i in (-1, 0, 1) for j in (-1, 0, 1)}
 

@@ -47,7 +47,7 @@ def test_runs_are_found_by_their_names_and_of_a_seed_the_longest(tmp_path: Path)
         settings = settings_at("tiny", "quadratic")
         folder = RunFolder(tmp_path / "runs" / name)
         folder.begin(replace(settings, train=replace(settings.train, epochs=epochs)), {})
-    (tmp_path / "runs" / "learned").mkdir()  # not begun
+    (tmp_path / "runs" / "learned").mkdir()  # not started
     (tmp_path / "runs" / "quadratic-generalized-pruned-start.safetensors").touch()
     assert {name: [run.path.name for run in several] for name, several in runs_in(tmp_path).items() if several} == {
         "quadratic": ["quadratic", "quadratic-seed-43-20-epochs", "quadratic-seed-44"],

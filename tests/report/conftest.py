@@ -1,4 +1,4 @@
-"""What every test of the report shares."""
+"""Fixtures shared by the tests of the report."""
 
 from collections.abc import Iterator
 
@@ -9,7 +9,7 @@ from attnconv.report import figure_style
 
 @pytest.fixture(scope="session", autouse=True)
 def coarse() -> Iterator[None]:
-    """PNG files of a quarter of the pixels along each side: no test counts them, and SVG files stay as they are."""
+    """Write PNG files at a quarter of the resolution; no test depends on it, and SVG files are unchanged."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(figure_style, "_DPI", 50)
         yield

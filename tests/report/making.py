@@ -1,4 +1,4 @@
-"""Run folders as a training leaves them, without the training, and a look at the texts of a figure."""
+"""Run folders as training writes them, without training, and the texts of a figure."""
 
 from dataclasses import replace
 from functools import lru_cache
@@ -35,12 +35,12 @@ def settings_of(model: ModelSettings, *, epochs: int = 3, seed: int = 42) -> Run
 def make_run(
     path: Path, model: ModelSettings = SMALL, *, epochs: int = 3, complete: bool = True, seed: int = 42, **record: Any
 ) -> RunFolder:
-    """A run of `epochs` epochs whose heads take a step each; `record` goes into settings.json."""
+    """Write a run of `epochs` epochs whose heads move by a step each; `record` is written to settings.json."""
     run, settings = RunFolder(path), settings_of(model, seed=seed)
     environment = {"versions": {"attnconv": "0.1.0", "torch": "2"}, "commit": None, "device": "cpu: a processor"}
     run.begin(settings, {**environment, "command": ["attnconv", "train", "quadratic-digits"], **record})
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(settings.train.seed)  # as a training begins
+        torch.manual_seed(settings.train.seed)  # as at the start of training
         network = build(model)
     append_line(run.heads_file, head_record(network, 0))
     for epoch in range(1, epochs + 1):
@@ -61,11 +61,11 @@ def make_run(
     return run
 
 
-@lru_cache(maxsize=1)  # of a finished figure: laying it out is what takes long, and two questions follow each other
+@lru_cache(maxsize=1)  # laying out a figure is slow, and two functions need it
 def text_boxes(figure: Figure) -> list[tuple[str, Bbox]]:
-    """Every visible text of a figure and where it stands, in pixels."""
+    """Return every visible text of a finished figure and its bounding box in pixels."""
     canvas = FigureCanvasAgg(figure)
-    figure.draw_without_rendering()  # lays everything out
+    figure.draw_without_rendering()  # computes the layout
     texts: list[Any] = figure.findobj(Text)
     off = {label for axes in figure.axes for axis in (axes.xaxis, axes.yaxis) for label in _beyond(axis)}
     shown = [text for text in texts if text.get_visible() and text.get_text().strip() and text not in off]
@@ -73,13 +73,13 @@ def text_boxes(figure: Figure) -> list[tuple[str, Bbox]]:
 
 
 def _beyond(axis: Axis) -> list[Text]:
-    """Tick labels beyond the ends of an axis: they exist, but are not drawn."""
+    """Return tick labels outside the limits of an axis: they exist, but are not drawn."""
     low, high = sorted(axis.get_view_interval())
     return [tick.label1 for tick in axis.get_major_ticks() if not low <= tick.get_loc() <= high]
 
 
 def overlaps(figure: Figure) -> list[tuple[str, str]]:
-    """Pairs of texts that meet, by more than a hair."""
+    """Return pairs of texts that overlap by more than a tenth of their size."""
     texts = [text for text, _ in text_boxes(figure)]
     corners = np.array([box.shrunk(0.9, 0.9).get_points() for _, box in text_boxes(figure)]).reshape(-1, 2, 2)
     low, high = corners[:, 0], corners[:, 1]
@@ -88,6 +88,6 @@ def overlaps(figure: Figure) -> list[tuple[str, str]]:
 
 
 def outside(figure: Figure) -> list[str]:
-    """Texts that are cut off by the edge of the figure."""
+    """Return texts that are cut off at the edge of the figure."""
     page = figure.bbox.padded(1.0)
     return [text for text, box in text_boxes(figure) if not (page.contains(*box.min) and page.contains(*box.max))]

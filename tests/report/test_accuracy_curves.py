@@ -14,7 +14,7 @@ def test_one_run_has_a_line_per_split_and_its_last_value() -> None:
     assert train.get_color() != validation.get_color()
     texts = [text for text, _ in text_boxes(figure)]
     assert "train: 75.0% at the end" in texts
-    assert "validation: 40.0% at the end" in texts  # the missing value is left out
+    assert "validation: 40.0% at the end" in texts  # the missing value is skipped
 
 
 def test_many_runs_differ_in_colour_and_mark() -> None:

@@ -30,7 +30,7 @@ def test_texts_neither_meet_nor_leave_the_page(heads: int, rows: int, columns: i
 
 def test_heads_are_sorted_by_the_number_that_is_printed_and_broken_ones_come_last() -> None:
     maps = np.full((5, 2, 2), 0.25)
-    maps[1] = [[0.4, 0.4], [0.2, 0.0]]  # of less entropy than the next
+    maps[1] = [[0.4, 0.4], [0.2, 0.0]]  # lower entropy than the next, but a smaller peak
     maps[2] = [[0.42, 0.2], [0.19, 0.19]]
     maps[3, 0, 0] = np.nan
     maps[4] = [[0.0, 1.0], [0.0, 0.0]]
@@ -70,14 +70,14 @@ def test_labels_name_heads_and_peaks() -> None:
 
 
 def colours_within(figure: Figure, shape: tuple[int, int]) -> FloatArray:
-    """The colours in the middle of each pixel of the only map, from the bitmap; red goes down as probability grows."""
+    """Return the bitmap's colours in each pixel of the only map; red decreases as probability grows."""
     written = io.BytesIO()
     figure.savefig(written, format="png", dpi=figure.dpi)
     written.seek(0)
     bitmap = np.asarray(matplotlib.image.imread(written))
     (axes,) = figure.axes
     box = axes.patches[0].get_window_extent()
-    rows, columns = ((np.arange(count) + 0.3) / count for count in shape)  # beside the frame of the query
+    rows, columns = ((np.arange(count) + 0.3) / count for count in shape)  # off-centre, beyond the query's frame
     y, x = bitmap.shape[0] - box.y1 + rows * box.height, box.x0 + columns * box.width
     return 255.0 * bitmap[y.astype(int)[:, None], x.astype(int), :3]
 

@@ -1,4 +1,4 @@
-"""The page of an audit: its files, its words, and figures in which no text meets another."""
+"""The audit report: its files, its text, and figures without overlapping texts."""
 
 import csv
 import json
@@ -164,7 +164,7 @@ class TestReach:
     def test_shows_the_taps_of_a_convolution_without_padding(self) -> None:
         model = nn.Sequential(from_conv(nn.Conv2d(3, 4, 9)))
         (layer,) = audit(model, torch.randn(1, 3, 14, 14)).layers
-        # as far back as queries see, and at most seven on
+        # from the smallest shift of the profile to at most 7
         assert self.limits(layer) == {((-3.5, 7.5), (7.5, -3.5))}
 
     @pytest.mark.parametrize(("best", "rows", "columns"), [((0, 0), 3, 3), ((0, 5), 5, 5), ((-8, 6), 7, 6)])

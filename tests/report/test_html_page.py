@@ -7,7 +7,7 @@ NASTY = "<script>alert(1)</script> & \"quoted\" 'text' </style> $x$"
 
 
 class Reader(HTMLParser):
-    """Collects tags with their attributes, texts, and tags that are never closed."""
+    """Parser that collects tags with their attributes, texts, and tags that are never closed."""
 
     VOID = ("meta", "img", "br")
 

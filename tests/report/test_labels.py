@@ -1,4 +1,4 @@
-"""Every figure counts layers and heads from 0, and measures in positions."""
+"""Every figure counts layers and heads from 0, and uses positions as the unit of length."""
 
 import re
 from collections.abc import Callable
@@ -58,7 +58,7 @@ def test_indices_are_from_0_and_lengths_in_positions(name: str) -> None:
 
 
 def _indices(axes: Axes) -> list[str]:
-    """Bare numbers that are indices of heads: above maps, at the rows and columns of matrices."""
+    """Return labels that are indices of heads: titles of maps, or rows and columns of matrices."""
     texts = [text.get_text() for text in axes.texts]
     if axes.get_label() in ("phi", "rows"):
         labels = axes.get_xticklabels() if axes.get_label() == "phi" else axes.get_yticklabels()

@@ -80,12 +80,12 @@ class TestMass:
         assert layer.statistics.coverage == pytest.approx(0.99, abs=0.01)
 
     def test_little_room_in_a_head_is_enough_where_sharpness_is_free(self) -> None:
-        """Eight dimensions for two axes of eight positions: sinusoids, which a shift rotates exactly."""
+        """Eight dimensions for two axes of eight positions suffice: a shift is an exact rotation of sinusoids."""
         start = as_convolution(model_of(dim=72, num_heads=9), mass=0.99)["blocks.0.attn"]
         assert float(start.mass.min()) > 0.95
 
     def test_scores_become_sharp_enough_where_positions_are_short(self) -> None:
-        """The suite makes warnings errors."""
+        """Warnings are errors in this test suite."""
         start = as_convolution(model_of(depth=1), mass=0.9999, position_length=0.01)["blocks.0.attn"]
         assert float(start.mass.mean()) == pytest.approx(0.9999, abs=5e-5)
 
@@ -185,7 +185,7 @@ class TestError:
         assert [str(warning.message).split(":")[0] for warning in heard] == ["values"] * said
 
     def test_filters_that_fit_are_taken_without_a_word(self) -> None:
-        """The suite makes warnings errors."""
+        """Warnings are errors in this test suite."""
         starts = as_convolution(model_of(dim=72, num_heads=9), values=FILTERS[:, :, 1:2, 1:2])
         assert max(start.filter_error for start in starts.values()) < 1e-5
 
@@ -300,7 +300,7 @@ class TestRefusals:
                 as_convolution(model)
 
     def test_a_refused_model_is_as_it_was(self) -> None:
-        """A hook that scales the input between the block's norm and its attention."""
+        """A hook scales the input between the block's norm and its attention."""
         model = model_of()
         model.blocks[1].attn.register_forward_pre_hook(lambda _module, args: (2 * args[0],))
         before = {name: value.clone() for name, value in model.state_dict().items()}

@@ -93,7 +93,7 @@ class TestModule:
     @pytest.mark.parametrize("heads", [[0], [0, 1, 2, 3]])
     @pytest.mark.parametrize(("prefix", "qk_norm"), [(0, False), (0, True), (2, False), (2, True)])
     def test_every_parameter_learns(self, prefix: int, qk_norm: bool, heads: list[int]) -> None:
-        """As required for distributed training."""
+        """Distributed training requires a gradient for every parameter."""
         changed = replace_heads(sharp(prefix, qk_norm=qk_norm), images(), heads={NAME: heads}).model
         changed(images()).square().sum().backward()
         assert [name for name, weight in changed.get_submodule(NAME).named_parameters() if weight.grad is None] == []

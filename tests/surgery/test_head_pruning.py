@@ -49,7 +49,7 @@ class TestDegenerateHeads:
             (0.0, 0.0),  # constant
             (0.99e-5**0.5, 0.99e-5**0.5),
             (1.01e-5**0.5, 1.01e-5**0.5),
-            (1e4, 1e4),  # a head at a single pixel is not degenerate
+            (1e4, 1e4),  # a head at a single position is not degenerate
         )
         assert degenerate_heads(encoding) == (1, 2, 6, 7)
         assert degenerate_heads(encoding, "code") == (1, 2, 3, 4, 6, 7)
@@ -190,7 +190,7 @@ class TestWhatPrunedLayersCanExpress:
         assert self.able(prune_heads(model, removed)) == ["0", "1", "2"]
 
     def test_a_layer_that_loses_a_tap_is_the_one_named(self) -> None:
-        """A head that attends to a single pixel (both spreads are large), but is a stripe by the paper's threshold."""
+        """Head 5 of layer 1 attends to one position (large spreads), but is a stripe by the threshold of the paper."""
         model = self.model(alpha=40.0)
         with torch.no_grad():
             encoding = attention_layers(model)["1"].encoding

@@ -151,7 +151,7 @@ class TestErrors:
         assert constant == [(NAME, 1)]
 
     def test_attention_after_the_first_output_costs_nothing(self) -> None:
-        """As in models that return the features of several layers, starting with layer 0."""
+        """Some models return the features of several layers, starting with layer 0."""
         model = sharp(0)
         plain = Then(model, lambda out: out)
         seen: list[Tensor] = []

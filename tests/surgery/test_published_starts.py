@@ -57,7 +57,7 @@ def test_mimetic(model: nn.Module) -> None:
             z = array(torch.randn(c, c, dtype=torch.float64, generator=numbers)) / np.sqrt(c)
             wanted = best_rank(0.7 * z + 0.7 * np.eye(c), parts.head_dim)
             np.testing.assert_allclose(query.T @ key, wanted, atol=1e-6)
-            np.testing.assert_allclose(query @ query.T, key @ key.T, atol=1e-5)  # the roots of the same values
+            np.testing.assert_allclose(query @ query.T, key @ key.T, atol=1e-5)  # square roots of the same values
         z = array(torch.randn(c, c, dtype=torch.float64, generator=numbers)) / np.sqrt(c)
         found = array(parts.out.weight) @ array(parts.value.weight)
         np.testing.assert_allclose(found, 0.4 * z - 0.4 * np.eye(c), atol=1e-6)

@@ -72,7 +72,7 @@ def test_an_image_built_to_be_worst_reaches_a_quarter_of_the_bound(alpha: float,
 @pytest.mark.parametrize("border", BORDERS)
 def test_a_range_of_python_numbers_is_not_rounded(border: Border) -> None:
     layer = SelfAttention2d(3, 2, heads=4, border=border, dtype=torch.float64)
-    low, high = -0.1, 0.7  # neither is a float32
+    low, high = -0.1, 0.7  # neither is representable in float32
     exact = [torch.full((3,), v, dtype=torch.float64) for v in (low, high)]
     torch.testing.assert_close(error_bound(layer, low, high), error_bound(layer, *exact), rtol=1e-15, atol=0.0)
 

@@ -29,7 +29,7 @@ def weights(answer: Expressiveness, conv: Convolution) -> torch.Tensor:
 
 
 def test_counter_example_to_the_condition_of_each_query() -> None:
-    one_pixel_each = torch.eye(2, dtype=torch.float64)[:, None].expand(2, 2, 2)  # (h, n, m): head h attends to pixel h
+    one_pixel_each = torch.eye(2, dtype=torch.float64)[:, None].expand(2, 2, 2)  # (h, n, m): head h at position h
     answer = can_express(one_pixel_each, 1, sizes=(2,))
     assert answer.expresses_each_query
     assert not answer.expresses
@@ -134,9 +134,9 @@ def test_one_query_that_attends_another_pixel_is_enough() -> None:
     rows = torch.eye(900, dtype=torch.bfloat16)[None].clone()
     rows[0, 7] = rows[0, 8]
     answer = can_express(rows, 1, sizes=(900,), tolerance=0.1)
-    assert answer.uniform.residuals.everywhere < 0.1  # one query among many
+    assert answer.uniform.residuals.everywhere < 0.1  # only one of 900 queries differs
     assert not answer.expresses
-    swapped = torch.eye(900)[None].repeat(2, 1, 1)  # one of the heads serves each query
+    swapped = torch.eye(900)[None].repeat(2, 1, 1)  # each query needs only one of the heads
     swapped[0, 7], swapped[1, 7] = swapped[0, 8].clone(), swapped[1, 7].clone()
     swapped[1] = swapped[1].roll(1, 0)
     swapped[1, 7] = torch.eye(900)[7]
@@ -261,4 +261,4 @@ def test_factors_of_one_query() -> None:
     left = (found.indicators - found.phi @ found.rows).norm() / found.indicators.norm()
     assert found.residual == pytest.approx(float(left))
     assert found.residual > 0.1
-    assert factorise(layer, 3, query=(0, 2), sizes=(4, 5)).residual < 1e-14  # with its own Phi
+    assert factorise(layer, 3, query=(0, 2), sizes=(4, 5)).residual < 1e-14  # with this query's Phi

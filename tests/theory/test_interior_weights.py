@@ -56,7 +56,7 @@ def test_a_network_recast_with_them_is_nearer_and_has_no_bound() -> None:
 
 
 def test_blunt_heads_are_fitted_on_an_image_of_bounded_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A head with alpha 1e-9 attends to 100,000 pixels; 32 pixels beyond the taps are sufficient."""
+    """A head with alpha 1e-9 attends to 100,000 positions; 32 positions beyond the taps are sufficient."""
     sizes: list[tuple[int, ...]] = []
     operator_on = SeparableEncoding.operator
 

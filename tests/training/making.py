@@ -1,4 +1,4 @@
-"""Tiny runs for the tests."""
+"""Short runs for the tests."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -27,7 +27,7 @@ MODEL = AttentionSettings(
 
 
 def tiny(*, epochs: int = 2, limit: int | None = 120, **train: object) -> RunSettings:
-    """A run of seconds on the embedded digits, with dropout and augmentation so that randomness matters."""
+    """Return settings of a run of a few seconds on the embedded digits; dropout and augmentation use random numbers."""
     settings = TrainSettings(epochs=epochs, batch_size=20, log_every=2)
     return RunSettings(
         preset="tiny",
@@ -41,7 +41,7 @@ def tiny(*, epochs: int = 2, limit: int | None = 120, **train: object) -> RunSet
 
 
 class CutError(RuntimeError):
-    """What ends a run that a test cuts short."""
+    """Error that interrupts a run in a test."""
 
 
 def cut() -> None:
@@ -50,7 +50,7 @@ def cut() -> None:
 
 @contextmanager
 def before_epoch(epoch: int, act: Callable[[], None] = cut) -> Iterator[None]:
-    """Something happens before an epoch, counted from 0, of every training."""
+    """Call `act` before an epoch (counted from 0) of every run."""
     train_epoch = TrainingLoop.train_epoch
 
     def acting(loop: TrainingLoop, on_step: Callable[[], None]) -> None:

@@ -1,4 +1,4 @@
-"""Small trainings from beginning to end: what they leave, how they resume, what they refuse."""
+"""Short training runs: the files they write, how they resume, and what they reject."""
 
 import json
 import shutil
@@ -20,7 +20,7 @@ from tests.training.making import MODEL, CutError, before_epoch, tiny
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
-    """An undisturbed run of three epochs."""
+    """Uninterrupted run of three epochs."""
     return fit(tiny(epochs=3), tmp_path_factory.mktemp("runs") / "whole", progress=False, command=["attnconv", "train"])
 
 
@@ -66,7 +66,7 @@ def test_a_run_cut_after_an_epoch_resumes_to_the_same_bits(whole: RunFolder, tmp
         fit(tiny(epochs=3), folder.path, progress=False)
     with folder.metrics_file.open("a") as stream:
         lost = {"step": 9, "epoch": 3, "split": "train", "loss": 0.5, "accuracy": 0.5, "lr": 0.1, "seconds": 1.0}
-        stream.write(json.dumps(lost) + '\n{"epo')  # what a kill may leave of the lost epoch
+        stream.write(json.dumps(lost) + '\n{"epo')  # incomplete lines that a kill may leave
     resumed = fit(tiny(epochs=3), folder.path, resume=True, progress=False)
     assert same_weights(whole, resumed)
     plain = [{k: v for k, v in line.items() if k != "seconds"} for line in resumed.metrics()]
@@ -75,7 +75,7 @@ def test_a_run_cut_after_an_epoch_resumes_to_the_same_bits(whole: RunFolder, tmp
 
 
 def test_a_run_that_is_written_every_second_epoch_is_the_same_run(whole: RunFolder, tmp_path: Path) -> None:
-    """Cut after one epoch it has nothing, after two what is written of both; how often may change when it goes on."""
+    """A run cut after 1 epoch has written nothing, after 2 epochs both; `checkpoint_every` may change on resuming."""
     folder = RunFolder(tmp_path / "rare")
     for epoch, written in ((1, []), (2, [1, 2])):
         with before_epoch(epoch), pytest.raises(CutError):

@@ -1,4 +1,4 @@
-"""Schedules in closed form, parameter groups, the run folder and the training state on disk."""
+"""Schedules compared with formulas, parameter groups, the run folder and the training state file."""
 
 import io
 import math
@@ -77,7 +77,7 @@ def test_run_folders_are_read_back_and_rewound(tmp_path: Path) -> None:
         append_line(folder.metrics_file, {**LINE, "epoch": epoch})
         append_line(folder.heads_file, {"epoch": epoch, "layers": []})
     with folder.metrics_file.open("a") as stream:
-        stream.write('{"epoch": 4, "spl')  # torn by a kill
+        stream.write('{"epoch": 4, "spl')  # truncated by a kill
     assert [line["epoch"] for line in folder.metrics()] == [1, 2, 3]
     folder.rewind(2)
     assert [line["epoch"] for line in folder.metrics()] == [1, 2]
@@ -171,7 +171,7 @@ def test_nothing_is_shown_that_is_not_asked_for(capsys: pytest.CaptureFixture[st
 
 
 class Foreign:
-    """Unpickling this would run a command."""
+    """Object that would run a command when unpickled."""
 
     def __reduce__(self) -> tuple[object, ...]:
         return (print, ("executed",))

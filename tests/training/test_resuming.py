@@ -1,4 +1,4 @@
-"""What a resume refuses: a state that is damaged, lost or of another run, changed settings, a folder in use."""
+"""Errors on resuming: a damaged or missing state, the state of another run, changed settings, a folder in use."""
 
 import errno
 import json
@@ -27,7 +27,7 @@ def cut_after_one(folder: Path, settings: RunSettings) -> RunFolder:
 
 @pytest.fixture(scope="module")
 def cut(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
-    """A run of three epochs that was cut after the first."""
+    """Run of three epochs that was interrupted after the first."""
     return cut_after_one(tmp_path_factory.mktemp("runs") / "cut", tiny(epochs=3))
 
 
@@ -42,7 +42,7 @@ def contents(folder: RunFolder) -> Mapping[str, bytes]:
 
 
 def refused(folder: RunFolder, settings: RunSettings, error: type[Exception], match: str) -> None:
-    """A resume is refused and leaves the folder as it was."""
+    """Check that resuming raises `error` and does not change the folder."""
     before = contents(folder)
     with pytest.raises(error, match=match):
         fit(settings, folder.path, resume=True, progress=False)
@@ -77,7 +77,7 @@ def test_settings_that_were_edited_are_named(
 
 def test_what_changes_nothing_about_a_run_may_be_edited(copy: RunFolder) -> None:
     record = json.loads(copy.settings_file.read_text())
-    record["settings"]["train"] |= {"checkpoint_every": 2, "tensorboard": True}  # the second of an earlier version
+    record["settings"]["train"] |= {"checkpoint_every": 2, "tensorboard": True}  # of an earlier version
     record["settings"]["data"] |= {"root": "elsewhere"}
     write_json(copy.settings_file, record)
     save_state(

@@ -1,4 +1,4 @@
-"""One writer per run folder: in threads, processes and forks, after kills, and where a file system has no locks."""
+"""One writer per run folder: with threads, processes and forks, after kills, and on file systems without locks."""
 
 import errno
 import multiprocessing
@@ -15,7 +15,7 @@ import pytest
 from attnconv._util import file_lock
 from attnconv.training.run_folder import RunFolder, writing
 
-posix = pytest.mark.skipif(sys.platform == "win32", reason="signals and forks are POSIX")
+posix = pytest.mark.skipif(sys.platform == "win32", reason="signals and forks require POSIX")
 HOLD = """
 import os, sys, time
 from pathlib import Path
@@ -30,7 +30,7 @@ REFUSED = "must be a folder that no other process writes to"
 
 
 def holder(folder: Path, *words: str) -> tuple["subprocess.Popen[str]", str]:
-    """A process that holds a folder, and what it said."""
+    """Start a process that locks a folder, and return it with its first output line."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", HOLD, str(folder), *words]
     process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
@@ -93,7 +93,7 @@ def test_a_fork_does_not_keep_the_lock_of_its_killed_parent(tmp_path: Path) -> N
     process, said = holder(tmp_path, "fork")
     try:
         kill(process)
-        os.kill(int(said), 0)  # it is there
+        os.kill(int(said), 0)  # the process exists
         with writing(RunFolder(tmp_path)):
             pass
     finally:
@@ -143,7 +143,7 @@ def test_other_errors_are_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def take_turns(folder: Path, times: int) -> None:
-    """Hold the folder so many times; whoever else holds it then is found out."""
+    """Lock the folder `times` times; fail if another thread or process has it at the same time."""
     held = 0
     while held < times:
         try:
@@ -157,7 +157,7 @@ def take_turns(folder: Path, times: int) -> None:
 
 
 def test_no_two_hold_it_in_one_instant(tmp_path: Path) -> None:
-    """The lock's file and its folder come and go with every turn, in two processes of two threads."""
+    """Two processes with two threads each create and remove the lock file and its folder again and again."""
     folder = tmp_path / "run"
     context = multiprocessing.get_context("spawn")
     processes = [context.Process(target=two_threads, args=(folder,)) for _ in range(2)]
@@ -175,7 +175,7 @@ def two_threads(folder: Path) -> None:
     def turns() -> None:
         try:
             take_turns(folder, 200)
-        except BaseException as error:  # of a thread it would be lost
+        except BaseException as error:  # otherwise an error in a thread is lost
             failures.append(error)
             raise
 

@@ -1,4 +1,4 @@
-"""Every wrong setting is found, all at once; recipes are legal, the paper's is the paper's."""
+"""All invalid settings are reported at once; the recipes are valid, and `paper` has the settings of the paper."""
 
 import json
 import re

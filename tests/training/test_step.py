@@ -1,4 +1,4 @@
-"""A training step only hands work to its device: what looks at a number there makes a GPU's queue run empty."""
+"""A training step only launches work on its device: reading a value there would stall the queue of a GPU."""
 
 from dataclasses import replace
 from typing import Any
@@ -19,7 +19,7 @@ CASES.append(("quadratic", AugmentSettings("modern", mixup=0.2, cutmix=1.0)))
 
 
 class Copies(TorchDispatchMode):
-    """Notes every tensor that is made of numbers in Python: a GPU is sent each of them, and waited for."""
+    """Record every tensor created from Python numbers, because the CPU waits while it is copied to the GPU."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -32,7 +32,7 @@ class Copies(TorchDispatchMode):
 
 
 def loop_of(settings: RunSettings, device: str) -> tuple[TrainingLoop, Batch]:
-    """A training loop and a batch for it."""
+    """Return a training loop and a batch for it."""
     channels, side = settings.model.image_channels, settings.model.image_size
     images = ImageSet(torch.randint(0, 256, (10, channels, side, side), dtype=torch.uint8), torch.arange(10) % 2)
     data = Splits(images, images, images, classes=("0", "1"), mean=(0.5,) * channels, std=(0.2,) * channels)
@@ -42,7 +42,7 @@ def loop_of(settings: RunSettings, device: str) -> tuple[TrainingLoop, Batch]:
 
 
 def take_steps(loop: TrainingLoop, batch: Batch) -> None:
-    """One of training, and one of evaluation."""
+    """Run a training step and an evaluation step."""
     loop.model.train()
     loop.train_step(iter([batch]))
     loop.tally([batch])
@@ -51,9 +51,9 @@ def take_steps(loop: TrainingLoop, batch: Batch) -> None:
 @pytest.mark.parametrize(("name", "changes"), CASES)
 def test_no_step_waits_for_its_device(name: Any, changes: AugmentSettings) -> None:
     settings = replace(settings_at("tiny", name), augment=changes)
-    take_steps(*loop_of(settings, "meta"))  # which has no numbers to look at
+    take_steps(*loop_of(settings, "meta"))  # meta tensors have no values to read
     loop, batch = loop_of(settings, "cpu")
-    take_steps(loop, batch)  # makes what is made once
+    take_steps(loop, batch)  # the first step creates constants
     with Copies() as copies:
         take_steps(loop, batch)
     assert not copies.found

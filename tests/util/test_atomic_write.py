@@ -1,4 +1,4 @@
-"""Atomic writes: after a full disk or a kill, the file is the new one or the old one, never part of either."""
+"""Atomic writes: after a full disk or a kill, the file is the new one or the old one, never a mixture."""
 
 import errno
 import hashlib
@@ -48,7 +48,7 @@ def test_a_full_disk_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.Mon
     assert list(tmp_path.iterdir()) == [path]
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="limits on the size of files are POSIX")
+@pytest.mark.skipif(sys.platform == "win32", reason="file size limits require POSIX")
 def test_a_real_limit_on_the_file_size_leaves_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "weights"
     path.write_bytes(b"old")
@@ -71,7 +71,7 @@ def test_a_missing_folder_is_named(tmp_path: Path) -> None:
         write_atomically(tmp_path / "nowhere" / "weights", b"x")
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="SIGKILL is POSIX")
+@pytest.mark.skipif(sys.platform == "win32", reason="SIGKILL requires POSIX")
 @pytest.mark.parametrize("milliseconds", [5, 11, 23, 37])
 def test_a_kill_leaves_a_whole_file(tmp_path: Path, milliseconds: int) -> None:
     path = tmp_path / "weights"

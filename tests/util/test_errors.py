@@ -1,4 +1,4 @@
-"""The one form of errors: bounded, and safe to print."""
+"""The format of errors: limited in length, and safe to print."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What the C library does with freed memory; for good it is asked of a process, or all further tests would change."""
+"""Memory kept by glibc's allocator; tested in new processes, because settings that stay would affect other tests."""
 
 import os
 import platform
@@ -29,13 +29,13 @@ print(kept, resident() - before)
 
 
 def resident_after(*calls: str) -> tuple[int, int]:
-    """Bytes that stay of 64 MiB when they are freed, and when they are given back."""
+    """Return how many bytes of 64 MiB the process keeps after freeing them, and after returning them to the system."""
     result = subprocess.run([sys.executable, "-c", SCRIPT, *calls], capture_output=True, text=True, check=True)
     kept, left = map(int, result.stdout.split())
     return kept, left
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing is asked of the C library")
+@pytest.mark.skipif(sys.platform != "linux", reason="malloc settings are only changed on Linux")
 def test_freed_memory_is_kept_or_mapped_on_request() -> None:
     assert resident_after("map_large_blocks")[0] < 2**24
     kept, left = resident_after("keep_freed_memory")
@@ -46,13 +46,13 @@ def test_freed_memory_is_kept_or_mapped_on_request() -> None:
 WHILE = """
 import resource, torch
 from attnconv._util.glibc_malloc import freed_memory_kept
-NUMBERS = 2**24  # 64 MiB, more than glibc ever keeps by itself
+NUMBERS = 2**24  # 64 MiB, more than glibc keeps by default
 PAGES = 4 * NUMBERS // resource.getpagesize()
 def resident():
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) / PAGES
 def fetched():
-    for _ in range(40):  # aligned blocks serve the next with some room beside them, which takes a few rounds to gather
+    for _ in range(40):  # reusing aligned blocks needs spare memory, which takes a few rounds to collect
         torch.ones(NUMBERS)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     for _ in range(8):
@@ -66,7 +66,7 @@ print(resident() - before)
 
 
 def while_kept(**environment: str) -> tuple[float, ...]:
-    """In tensors: what is fetched from the system while eight come and go, what is held then, and afterwards."""
+    """Return, in units of one tensor: memory fetched while eight are created and freed, kept, and left."""
     plain = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_TUNABLES"))}
     result = subprocess.run(
         [sys.executable, "-c", WHILE], capture_output=True, text=True, check=True, env={**plain, **environment}
@@ -80,7 +80,7 @@ def test_pages_are_used_again_and_given_back_at_the_end() -> None:
     assert fetched < 2
     assert held > 0.9
     assert left < 0.1
-    assert while_kept(MALLOC_ARENA_MAX="2")[0] > 7  # the user's own settings stay
+    assert while_kept(MALLOC_ARENA_MAX="2")[0] > 7  # the user's settings have priority
 
 
 def test_without_glibc_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:

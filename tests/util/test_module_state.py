@@ -1,4 +1,4 @@
-"""A model's state: modes are put back, and a refused change leaves it as it was, in every function that makes one."""
+"""Modes are restored, and every function that rejects a change leaves the model as it was."""
 
 import warnings
 from collections.abc import Callable
@@ -58,7 +58,7 @@ class TestTheHelper:
             change()
         assert model_state(model) == before
         handle.remove()
-        assert not model[0]._forward_hooks  # the handle still refers to its hooks
+        assert not model[0]._forward_hooks  # the handle still refers to them
 
     def test_what_succeeds_stays(self) -> None:
         model = nn.Linear(1, 1)
@@ -89,7 +89,7 @@ def start(**arguments: Any) -> Callable[[nn.Module], object]:
 
 
 def diverging() -> nn.Module:
-    """Its last MLP overflows, after every layer has been changed."""
+    """Return a model whose last MLP overflows, after every layer has been changed."""
     model = vit()
     model.blocks[1].mlp.fc1.bias.data.fill_(1e20)
     model.blocks[1].mlp.fc2.weight.data.fill_(1e20)
@@ -106,7 +106,7 @@ SETTINGS = AttentionSettings(layers=2, heads=2, width=8, mlp_width=8)
 
 
 def checkpoint(model: nn.Module) -> Checkpoint:
-    """Good values for the first layer, NaN for the second."""
+    """Return valid values for layer 0 and NaN for layer 1."""
     tensors = {name: torch.full_like(tensor, 0.5) for name, tensor in model.state_dict().items()}
     tensors["blocks.1.attention.weight"].fill_(torch.nan)
     return Checkpoint(tensors, SETTINGS)
@@ -119,7 +119,7 @@ def convit() -> nn.Module:
 
 
 def warned(model: nn.Module) -> None:
-    """A warning that is raised comes when all is done."""
+    """Warnings that are raised as errors come after the change is complete."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         initialize(model, values=torch.randn(72, 72, 3, 3))

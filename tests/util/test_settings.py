@@ -1,4 +1,4 @@
-"""Settings: what annotations admit, what is read from plain values, and what an error says."""
+"""Settings: annotations that are allowed, values that are read, and error messages."""
 
 import re
 from collections.abc import Iterator
@@ -30,7 +30,7 @@ from attnconv._util.settings import (
 
 @dataclass(frozen=True)
 class Round:
-    """One of two kinds."""
+    """First kind of shape."""
 
     kind: ClassVar[str] = "round"
     radius: Positive = 1.0
@@ -38,7 +38,7 @@ class Round:
 
 @dataclass(frozen=True)
 class Square:
-    """The other kind."""
+    """Second kind of shape."""
 
     kind: ClassVar[str] = "square"
     side: Count = 1
@@ -46,7 +46,7 @@ class Square:
 
 @dataclass(frozen=True)
 class Settings:
-    """Fields of every sort, in groups."""
+    """Fields of every type, in groups."""
 
     ignored: ClassVar[tuple[str, ...]] = ("old",)
     name: str
@@ -60,7 +60,7 @@ class Settings:
     switch: bool = False
 
     def conflicts(self, fine: Fine) -> Iterator[Problem]:
-        """Rules between the fields."""
+        """Yield the problems of combinations of fields."""
         if fine("counts", "seed") and self.seed == self.counts:
             yield Problem("seed", "must not be the count")
         if fine() and self.switch:
@@ -68,7 +68,7 @@ class Settings:
 
 
 def found(values: dict[str, Any]) -> list[tuple[str, str]]:
-    """Names and values of what is wrong."""
+    """Return names and values of all problems."""
     with pytest.raises(SettingsError) as error:
         read(Settings, {"name": "a", **values}, name="it", origin="from a.json")
     assert all(problem.origin == "from a.json" for problem in error.value.problems)
@@ -145,7 +145,7 @@ def test_zero_stays_wrong_where_denormal_numbers_count_as_zero() -> None:
 
 
 def test_only_the_command_line_knows_flags() -> None:
-    """Errors below it name Python's arguments."""
+    """Errors of all other packages name Python arguments."""
     package = Path(attnconv.__file__).parent
     below = [path for path in package.rglob("*.py") if path.parent.name != "cli"]
     assert [path.name for path in below if re.search(r"(?:bad|Problem)\(\s*f?\"--", path.read_text())] == []

@@ -1,9 +1,9 @@
-"""Reads many hostile files in one process, and reports each that is neither read right nor refused as it should be.
+"""Read many hostile files in one process, and report those that are neither read correctly nor rejected correctly.
 
     python -m tests.verify.attacking SEED FIRST COUNT
 
-A file is refused by a `ValueError` or an `OSError` that names it. Nothing may be started or connected to meanwhile, and
-each file has so many seconds and bytes. The process is one of its own since a decoder in C could end it.
+A file must be rejected with a `ValueError` or an `OSError` that names it. Reading it must not start a process or open a
+connection, and has limits of time and memory. A separate process is used because a decoder in C could crash it.
 """
 
 import json
@@ -22,8 +22,8 @@ from attnconv._util.errors import printable
 from benchmarks.memory_process import peak
 from tests.verify.hostile_files import Case, drawn
 
-MOST_SECONDS = 10.0  # milliseconds are usual, but the machine may be busy
-MOST_BYTES = 800 * 10**6  # what the largest picture may take
+MOST_SECONDS = 10.0  # usually milliseconds, but the machine may be busy
+MOST_BYTES = 800 * 10**6  # memory for the largest allowed image
 _FORBIDDEN = ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.spawn", "os.fork", "socket.connect")
 _AGAIN = Path("/proc/self/clear_refs")
 
@@ -31,11 +31,11 @@ started: list[str] = []
 
 
 def attack(seed: int, first: int, count: int, folder: Path) -> dict[str, Any]:
-    """What became of the cases: counts, the longest time, the most memory, and a line for each that went wrong."""
+    """Return counts of outcomes, the longest time, the largest memory, and a line for each case that failed."""
     sys.addaudithook(lambda event, _: started.append(event) if event in _FORBIDDEN else None)
     outcomes: Counter[str] = Counter()
     wrong, seconds, taken = [], 0.0, 0
-    os.chdir(folder)  # where a file that was executed would leave its mark
+    os.chdir(folder)  # executed files would write here
     for number in range(first, first + count):
         case = drawn(seed, number, folder)
         started.clear()
@@ -57,7 +57,7 @@ def attack(seed: int, first: int, count: int, folder: Path) -> dict[str, Any]:
 
 
 def became(case: Case) -> str:
-    """`right`, `refused`, or what is wrong with it."""
+    """Return `right`, `refused`, or a description of the failure."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -67,13 +67,13 @@ def became(case: Case) -> str:
         text, names = str(error), (printable(str(case.path)), printable(str(case.path.parent)))
         plain = all(line.isprintable() for line in text.split("\n")) and len(text) < 10_000
         return "refused" if plain and any(name in text for name in names) else f"badly refused: {error!r}"[:500]
-    except Exception as error:  # noqa: BLE001 - whatever else comes out is what is looked for
+    except Exception as error:  # noqa: BLE001 - every other exception is a finding
         return f"{type(error).__name__}: {error}"[:500]
 
 
 if __name__ == "__main__":
     bound = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * resource.getpagesize() + 6 * 2**30
-    resource.setrlimit(resource.RLIMIT_AS, (bound, bound))  # so that a bomb harms nobody else
+    resource.setrlimit(resource.RLIMIT_AS, (bound, bound))  # so that bombs affect no other process
     seed, first, count = map(int, sys.argv[1:4])
     with tempfile.TemporaryDirectory() as home:
         print(json.dumps(attack(seed, first, count, Path(home))))

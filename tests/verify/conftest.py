@@ -1,4 +1,4 @@
-"""At full scale the measurements are alone on the machine and use all of its cores, as a user's training does."""
+"""At full scale, tests run one at a time and use all cores, as training does for a user."""
 
 import os
 import secrets
@@ -10,7 +10,7 @@ import torch
 
 @pytest.fixture(autouse=True)
 def all_cores(verify_scale: float) -> Iterator[None]:
-    """Threads for a full measurement; a part of one shares the cores with other tests."""
+    """Use all threads for a full measurement; smaller ones share the cores with other tests."""
     before = torch.get_num_threads()
     if verify_scale >= 1:
         torch.set_num_threads(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
@@ -20,7 +20,7 @@ def all_cores(verify_scale: float) -> Iterator[None]:
 
 @pytest.fixture
 def attack_seed() -> int:
-    """Seed of what an attack draws: always the same, or a new one each time where HYPOTHESIS_PROFILE=explore."""
+    """Return the seed of the random cases: fixed, or new for each run if HYPOTHESIS_PROFILE=explore."""
     seed = secrets.randbits(32) if os.environ.get("HYPOTHESIS_PROFILE") == "explore" else 0
     print(f"attack_seed: {seed}")
     return seed

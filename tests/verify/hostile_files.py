@@ -1,6 +1,6 @@
-"""Files that are not what they should be, drawn by number: what was found by an attack on the first version, and more.
+"""Random invalid files, by number: those that broke the first version of the library, and more.
 
-A case writes a file or a folder, and says how it is read and whether what was read is right.
+A case writes a file or a folder, and defines how to read it and whether the result is correct.
 """
 
 import contextlib
@@ -65,12 +65,12 @@ _NAMES = (
 
 @dataclass(frozen=True)
 class Case:
-    """A hostile file.
+    """Hostile file.
 
     Attributes:
-        path: what an error has to name.
-        read: reads it.
-        right: whether what was read is what the file says.
+        path: Path that an error must name.
+        read: Function that reads the file.
+        right: Function that checks whether the value read agrees with the file.
     """
 
     path: Path
@@ -79,7 +79,7 @@ class Case:
 
 
 def harmed(content: bytes, draw: random.Random) -> bytes:
-    """The content cut, with bits flipped, with parts lost, doubled, zeroed or replaced, or with an extreme number."""
+    """Truncate the content, flip bits, remove, repeat, zero or replace parts, or insert an extreme number."""
     place, other = sorted((draw.randrange(len(content) + 1), draw.randrange(len(content) + 1)))
     match draw.randrange(8):
         case 0:
@@ -103,7 +103,7 @@ def harmed(content: bytes, draw: random.Random) -> bytes:
 
 
 def mistyped(value: Any, draw: random.Random) -> Any:
-    """JSON with one value in it replaced, removed or renamed."""
+    """Replace, remove or rename one value of a JSON value."""
     if isinstance(value, dict) and value and draw.random() < 0.9:
         key = draw.choice(list(value))
         match draw.randrange(6):
@@ -120,7 +120,7 @@ def mistyped(value: Any, draw: random.Random) -> Any:
 
 
 def as_text(value: Any, draw: random.Random) -> str:
-    """JSON as text, which may nest too deep or be cut."""
+    """Return JSON as text, possibly truncated or nested too deeply."""
     text = json.dumps(value)
     match draw.randrange(12):
         case 0:
@@ -134,7 +134,7 @@ def as_text(value: Any, draw: random.Random) -> str:
 
 
 def picture(folder: Path, draw: random.Random) -> Case:
-    """A picture of any format, harmed. A PNG has checksums, so what is read of it must be as before."""
+    """Damage an image of any format. PNGs have checksums, so a PNG that is read must be unchanged."""
     image = Image.fromarray(pixels(1, draw.randrange(100))[0].transpose(1, 2, 0)[: draw.choice((1, 7, 32))].copy())
     form, file = draw.choice(list(_MODES)), io.BytesIO()
     image.convert(draw.choice(_MODES[form])).save(file, form)
@@ -146,7 +146,7 @@ def picture(folder: Path, draw: random.Random) -> Case:
 
 
 def bomb(folder: Path, draw: random.Random) -> Case:
-    """A picture of a few bytes that says it is huge, has missing rows or 16 bits a channel, or starts a program."""
+    """Return a small image file of a huge size, with missing rows or 16 bits per channel, or that starts a program."""
     sides = draw.choice(((1, 49_999_999), (49_999_999, 1), (2**31 - 1, 2**31 - 1), (9000, 9000), (65_535, 65_535)))
     path = folder / "x.png"
     match draw.randrange(7):
@@ -160,7 +160,7 @@ def bomb(folder: Path, draw: random.Random) -> Case:
             content = (
                 b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n(executed) (w) file closefile\n%%EOF"
             )
-        case 4:  # text that unpacks to gigabytes
+        case 4:  # text that decompresses to gigabytes
             text = png_chunk(b"zTXt", b"a\0\0" + zlib.compress(bytes(50_000_000), 1))
             content = png_of(8, 8)[:33] + text + png_chunk(b"IDAT", b"") + png_chunk(b"IEND", b"")
         case 5:
@@ -178,7 +178,7 @@ def bomb(folder: Path, draw: random.Random) -> Case:
 
 
 def independent(path: Path) -> dict[str, bytes]:
-    """The bytes of each tensor of a safetensors file, by the format's description."""
+    """Read the bytes of each tensor of a safetensors file, following the specification of the format."""
     content = path.read_bytes()
     start = 8 + int.from_bytes(content[:8], "little")
     header = json.loads(content[8:start])
@@ -187,7 +187,7 @@ def independent(path: Path) -> dict[str, bytes]:
 
 
 def same(path: Path, found: dict[str, torch.Tensor]) -> bool:
-    """Whether tensors are those of the file, bit for bit, and finite."""
+    """Return whether tensors are those of the file, bit for bit, and finite."""
     wanted = independent(path)
     return wanted.keys() == found.keys() and all(
         bytes(tensor.contiguous().view(-1).view(torch.uint8).numpy()) == wanted[name] and bool(tensor.isfinite().all())
@@ -202,13 +202,13 @@ def with_metadata(path: Path, change: Callable[[dict[str, str]], dict[str, str]]
 
 
 def hostile_weights(path: Path, draw: random.Random) -> None:
-    """Harm a weights file: its bytes, the entries of its header, or what its metadata say."""
+    """Damage a weights file: its bytes, entries of its header, or its metadata."""
     content = path.read_bytes()
     end = 8 + int.from_bytes(content[:8], "little")
     match draw.randrange(4):
         case 0:
             path.write_bytes(harmed(content, draw))
-        case 1:  # within the header, whose length stays right
+        case 1:  # within the header, whose length stays correct
             head = harmed(content[8:end], draw)
             path.write_bytes(len(head).to_bytes(8, "little") + head + content[end:])
         case 2:
@@ -236,14 +236,14 @@ def recast_weights(folder: Path, draw: random.Random) -> Case:
     save_recast(path, recast(build(settings).eval()), settings, about=About(**_ABOUT))
     hostile_weights(path, draw)
     if draw.random() < 0.2:
-        with contextlib.suppress(safetensors.SafetensorError, OSError, TypeError):  # harmed so far that it has none
+        with contextlib.suppress(safetensors.SafetensorError, OSError, TypeError):  # damaged too much to be read
             spec = json.dumps({"spec": draw.choice(("os:abort", "builtins:breakpoint", "../x:y", ""))})
             with_metadata(path, lambda metadata: {**metadata, "model": spec})
     return Case(path, lambda: load(path), lambda found: same(path, found.model.state_dict()))
 
 
 def prediction(folder: Path, draw: random.Random) -> Case:
-    """The command line with a hostile model: percentages that add up, or an error, and nothing a terminal obeys."""
+    """Run `attnconv predict` with a hostile model: percentages that sum to 100 or an error, no control characters."""
     path, image = folder / "weights.safetensors", folder / "x.png"
     save_weights(path, build(_MODEL), _MODEL, **_ABOUT)
     hostile_weights(path, draw)
@@ -268,7 +268,7 @@ def prediction(folder: Path, draw: random.Random) -> Case:
 
 
 def run_folder(folder: Path, draw: random.Random) -> Case:
-    """A file of a run with other values, or harmed."""
+    """Damage a file of a run, or change its values."""
     line = {"step": 3, "epoch": 1, "split": "train", "loss": 0.5, "accuracy": 0.2, "lr": 0.1, "seconds": 1.0}
     heads = {"name": "a", "centres": [[0.0, 1.0]], "covariance": [[[1.0, 0.0], [0.0, 1.0]]]}
     run = RunFolder(folder)
@@ -294,7 +294,7 @@ def run_folder(folder: Path, draw: random.Random) -> Case:
 
 
 def parquet(folder: Path, draw: random.Random) -> Case:
-    """A file of the hub's layout, harmed, or of another number of rows, or of far more bytes. PNGs have checksums."""
+    """Damage a Parquet file, or change its number of rows or its decoded size. PNGs have checksums."""
     write_hub_folder(folder)
     path, rows = folder / "test-00000-of-00001.parquet", {"train": 20, "test": 10}
     match draw.randrange(6):
@@ -316,7 +316,7 @@ def parquet(folder: Path, draw: random.Random) -> Case:
 
 
 class _Bomb:
-    """What a pickle of it calls when it is loaded."""
+    """Function that a malicious pickle calls when it is loaded."""
 
     def __init__(self, call: Any, *arguments: Any) -> None:
         self.call, self.arguments = call, arguments
@@ -326,7 +326,7 @@ class _Bomb:
 
 
 def cifar(folder: Path, draw: random.Random) -> Case:
-    """One of the archive's pickles harmed, or replaced by a program: its checksum is another."""
+    """Damage one of the archive's pickles, or replace it by a program; its checksum then differs."""
     facts, files = small_cifar()
     member = draw.choice(list(files))
     (folder / facts.folder).mkdir()
@@ -355,7 +355,7 @@ def _program(draw: random.Random) -> bytes:
 
 
 def names(folder: Path, draw: random.Random) -> Case:
-    """Classes and files of names that a shell, a terminal or a decoder would stumble over; one file may be broken."""
+    """Name classes and files such that shells, terminals or decoders could misread them; one file may be damaged."""
     for split, count in (("train", 3), ("test", 1)):
         for name in draw.sample(_NAMES, 2) if split == "train" else ():
             for number in range(count):
@@ -380,7 +380,7 @@ KINDS: dict[Callable[[Path, random.Random], Case], int] = {
 
 
 def drawn(seed: int, number: int, folder: Path) -> Case:
-    """The case of that number, written below the folder."""
+    """Write the case with this number below the folder."""
     draw = random.Random(f"{seed}/{number}")
     (kind,) = draw.choices(list(KINDS), list(KINDS.values()))
     (home := folder / f"{number}-{kind.__name__}").mkdir()

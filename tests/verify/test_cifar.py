@@ -1,4 +1,4 @@
-"""The numbers that training on CIFAR-10 relies on, measured on the images themselves."""
+"""Statistics that training on CIFAR-10 depends on, measured on the images."""
 
 from pathlib import Path
 
@@ -11,10 +11,10 @@ from attnconv.data.settings import DataSettings
 
 
 def test_cifar_10(shared_data: Path) -> None:
-    """The hub's files beside the checkout: counts per class, and the statistics that normalisation relies on."""
+    """The files next to the checkout have the counts per class and the statistics that normalisation uses."""
     root = shared_data / "cifar10"
     if not root.is_dir():
-        pytest.skip("the shared data folder holds no cifar10")
+        pytest.skip("the shared data folder does not contain cifar10")
     facts = CIFARS["cifar10"]
     sets, _ = read_cifar(facts, DataSettings(root=str(root), download=False))
     train, test = sets["train"], sets["test"]

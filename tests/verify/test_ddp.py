@@ -1,4 +1,4 @@
-"""Two processes follow one process with the same global batch: 50 steps, float64, no batch norm, dropout 0."""
+"""Two processes agree with one process of the same global batch: 50 steps, float64, no batch norm, dropout 0."""
 
 import os
 import subprocess

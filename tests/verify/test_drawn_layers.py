@@ -1,4 +1,4 @@
-"""4,250 drawn layers of soft heads against loops over queries and lattice points, forward and backward."""
+"""4,250 random layers with soft heads compared with loops over queries and lattice points, forward and backward."""
 
 import math
 import operator
@@ -16,7 +16,7 @@ from tests.spec import SpecAxis, spec_attention
 
 LAYERS: dict[int, Callable[..., Any]] = {1: SelfAttention1d, 2: SelfAttention2d, 3: SelfAttention3d}
 LARGEST = {1: 20, 2: 6, 3: 3}
-FLOOR = 1e-8  # of those sums: operators leave out weights below eps^2 of a row's largest, 1.4e-14 in float32
+FLOOR = 1e-8  # relative to those sums: operators skip weights below eps^2 of a row's largest, 1.4e-14 in float32
 ALLOWED = {torch.float64: 1e-12, torch.float32: 2e-5}  # relative to sums of absolute values
 
 
@@ -97,7 +97,7 @@ def test_drawn_layers_equal_loops(verify_scale: float, attack_seed: int) -> None
 
 
 def _error(layer: Any, x: Tensor, matrix: Tensor, groups: int) -> float:
-    """The largest relative error of the output, and of the gradients of image and weights."""
+    """Return the largest relative error of the output, and of the gradients of image and weights."""
     image = x.detach().requires_grad_()
     out = layer(image)
     gradient = torch.randn_like(out)

@@ -1,4 +1,4 @@
-"""50,000 drawn convolutions as attention: equal forward and backward, restored bit for bit."""
+"""50,000 random convolutions run as attention: equal forward and backward, and restored bit for bit."""
 
 import random
 from contextlib import AbstractContextManager, nullcontext
@@ -10,7 +10,7 @@ from tests.drawn_recasts import draw, wrong
 
 
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel:UserWarning")
-@pytest.mark.filterwarnings("ignore:TF32 acceleration:UserWarning")  # torch, where oneDNN is turned off
+@pytest.mark.filterwarnings("ignore:TF32 acceleration:UserWarning")  # raised by torch if oneDNN is disabled
 @pytest.mark.parametrize("how", ["one thread", "two threads", "without oneDNN"])
 def test_drawn_convolutions_in_every_layout(how: str, verify_scale: float, attack_seed: int) -> None:
     cases = round({"one thread": 30_000, "two threads": 10_000, "without oneDNN": 10_000}[how] * verify_scale)

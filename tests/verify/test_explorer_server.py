@@ -1,4 +1,4 @@
-"""What `docs/explorer.md` promises of the server: its memory, its answers and its end, whatever clients do."""
+"""The documented limits of the server (docs/explorer.md): its memory, its responses and its shutdown under load."""
 
 import http.client
 import io
@@ -25,7 +25,7 @@ from tests.explorer.served import PAYLOAD_BYTES
 from tests.explorer.test_session import plain_png
 
 SOURCE = Path(__file__).resolve().parents[2]
-MEMORY = 800  # MB beyond what it holds idle: as stated, like the rest
+MEMORY = 800  # MB above the idle memory, as documented, like the limits below
 PAGE_SECONDS, UPLOAD_SECONDS, STOP_SECONDS = 2, 120, 5
 REQUESTS, UPLOADS, STALLED = 2700, 30, 50
 
@@ -34,20 +34,20 @@ pytestmark = pytest.mark.skipif(not Path("/proc/self/status").is_file(), reason=
 
 @dataclass
 class Served:
-    """A server in a process of its own."""
+    """Server in a separate process."""
 
     process: subprocess.Popen[str]
     port: int
     idle: float = 0.0
 
     def peak(self) -> float:
-        """Most memory held so far, in MB."""
+        """Return the peak memory in MB."""
         found = re.search(r"VmHWM:\s*(\d+) kB", Path(f"/proc/{self.process.pid}/status").read_text())
         assert found is not None
         return int(found[1]) / 1000
 
     def ask(self, path: str, body: bytes | None = None, kind: str = "image/png") -> tuple[int, bytes]:
-        """Status and content of the answer; as often as the server says that it is busy, once more."""
+        """Return status and content of the response, repeating the request while the server is busy."""
         while True:
             connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
             connection.request("GET" if body is None else "POST", path, body, {"Content-Type": kind})
@@ -59,7 +59,7 @@ class Served:
             time.sleep(int(response.headers["Retry-After"]))
 
     def send(self, content: bytes) -> bytes:
-        """What comes back, up to a status that is final, to bytes that need not be HTTP."""
+        """Return the response, up to a final status, to bytes that need not be HTTP."""
         found = b""
         with socket.create_connection(("127.0.0.1", self.port), timeout=60) as stream:
             try:
@@ -71,11 +71,11 @@ class Served:
             except TimeoutError:
                 raise
             except OSError:
-                pass  # it has hung up, on such a request its right
+                pass  # the server may close the connection of an invalid request
         return found
 
     def open(self, content: bytes) -> socket.socket:
-        """A connection that sends this, and then nothing."""
+        """Open a connection that sends `content`, and nothing afterwards."""
         stream = socket.socket()
         stream.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         stream.settimeout(60)
@@ -99,7 +99,7 @@ def served() -> Iterator[Served]:
             found = re.search(r"http://127\.0\.0\.1:(\d+)/", process.stdout.readline())
             assert found is not None
             server = Served(process, int(found[1]))
-            assert server.ask("/image", good())[0] == 200  # whatever is loaded late is loaded
+            assert server.ask("/image", good())[0] == 200  # warm-up
             server.idle = server.peak()
             yield server
             complaints.seek(0)
@@ -110,7 +110,7 @@ def served() -> Iterator[Served]:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Served]:
-    """One for all that does not stop it: its peak is that of all tests."""
+    """Server for all tests that do not stop it; its peak memory is that of all tests."""
     with served() as found:
         yield found
 
@@ -120,7 +120,7 @@ def good() -> bytes:
 
 
 def of_megabytes(count: int) -> bytes:
-    """A PNG of noise, as large as a file as in memory."""
+    """Return a PNG of noise, whose file is as large as its pixels."""
     side = int((count * 1e6 / 3) ** 0.5)
     file = io.BytesIO()
     Image.frombytes("RGB", (side, side), random.Random(0).randbytes(3 * side * side)).save(
@@ -130,7 +130,7 @@ def of_megabytes(count: int) -> bytes:
 
 
 def stalling(port: int, count: int) -> list[bytes]:
-    """Beginnings of requests: nothing, half a head, a body that stops early or late, an answer that nobody reads."""
+    """Return requests that stall: empty, half a header, a body cut early or late, and an unread response."""
     late = request(port, bytes(3_000_000), "image/png", length=19_000_000)
     early = request(port, b"x", "image/png", length=999)
     head = f"GET /payload HTTP/1.1\r\nHost: localhost:{port}\r\n"
@@ -170,14 +170,14 @@ def test_uploads_at_once_a_tall_picture_and_stalled_connections(server: Served, 
 
 @pytest.mark.parametrize("width", [7071, 763])
 def test_the_largest_pictures_that_are_taken(server: Served, width: int, verify_scale: float) -> None:
-    """A PNG with transparency, and a JPEG whose coefficients the decoder keeps, each as long as a file may be."""
+    """A PNG with alpha and a JPEG whose coefficients the decoder stores, both of the largest allowed file size."""
     height, progressive, count = min(50_000_000 // width, 65_500), io.BytesIO(), max(2, round(6 * verify_scale))
     Image.new("CMYK", (width, height)).save(progressive, "JPEG", progressive=True, subsampling=0)
     for content, kind in ((plain_png(width, height, colour=6), "image/png"), (progressive.getvalue(), "image/jpeg")):
         with ThreadPoolExecutor(count) as pool:
             asked = [pool.submit(server.ask, "/image", content.ljust(20_000_000, b"\0"), kind) for _ in range(count)]
             for one in asked:
-                assert one.result()[0] == 400  # of one colour, seen once it was decoded
+                assert one.result()[0] == 400  # rejected after decoding, because it has a single colour
         require_memory(server)
 
 
@@ -190,7 +190,7 @@ def seconds_to_stop(server: Served, sent: signal.Signals) -> float:
 
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
 def test_it_stops_whatever_clients_do(sent: signal.Signals) -> None:
-    """Compared with a server without clients: other processes on the machine delay both."""
+    """Compare with a server without clients, because other processes on the machine delay both."""
     with served() as alone:
         without_clients = seconds_to_stop(alone, sent)
     with served() as server, ExitStack() as stack:

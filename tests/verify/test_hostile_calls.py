@@ -1,7 +1,7 @@
-"""Hostile calls: wrong arguments of every kind for functions that take or change a model.
+"""Hostile calls: invalid arguments of every kind for functions that read or change a model.
 
-A call either works or raises a `ValueError` or `TypeError` that names one of its arguments (or a module of the model),
-in bounded time, and what was given to it is bit for bit what it was; a call that works may change what it is to change.
+A call either succeeds, or raises a `ValueError` or `TypeError` that names one of its arguments (or a module of the
+model) and leaves the model unchanged bit for bit. Both happen within a time limit.
 """
 
 import copy
@@ -40,7 +40,7 @@ from tests.layers.test_gated_positional import StandIn
 from tests.model_state import model_state
 
 CALLS = 3000  # at full scale
-SECONDS = 20.0  # for one call; the slowest take about one
+SECONDS = 20.0  # limit per call; the slowest need about one second
 SETTINGS = AttentionSettings(layers=1, heads=2, width=8, mlp_width=8)
 
 
@@ -70,7 +70,7 @@ def watched(_name: str, operator: Any) -> None:
     operator.rows(torch.tensor([0]))
 
 
-# What a function is called with where all is well. Other arguments keep their defaults until they are made hostile.
+# Valid arguments of each function. Other arguments have their defaults unless they are made hostile.
 GOOD: dict[Callable[..., object], Callable[[], dict[str, Any]]] = {
     audit: lambda: {"model": vit(), "images": images()},
     replace_heads: lambda: {"model": vit(), "images": images(), "count": 1},
@@ -93,11 +93,11 @@ GOOD: dict[Callable[..., object], Callable[[], dict[str, Any]]] = {
     place_heads: lambda: {"conv": nn.Conv1d(1, 1, 3), "heads": 1, "restarts": 0},
 }
 
-PASSES_ON = {visit_attention, compare}  # errors of the model's own, as those of its user's functions
+PASSES_ON = {visit_attention, compare}  # these pass on errors of the model and of the user's functions
 
 
 def plain_values() -> list[Any]:
-    """Of every kind but tensors and modules."""
+    """Return values of every kind except tensors and modules."""
     numbers = [True, -1, 0, 1, 2, 3, 99, 2**63, 10**400, 0.5, -0.0, 1e30, 1e-300, float("nan"), float("inf"), 1j]
     words = ["", "abc", "model", "0", b"0", "\x00"]
     lists = [[], (), {}, set(), [None], ["abc"], [-1], [0, 0], [0.5], [[0]], {"0": [0]}, {"": None}, {0: 0}, range(3)]
@@ -113,7 +113,7 @@ def plain_values() -> list[Any]:
 
 
 def tensors(good: torch.Tensor) -> list[Any]:
-    """What a good tensor becomes."""
+    """Return variants of a valid tensor."""
     with torch.inference_mode():
         inference = good.clone()
     dtypes = (torch.float64, torch.float16, torch.float8_e4m3fn, torch.complex64, torch.int64, torch.bool)
@@ -151,7 +151,7 @@ def failing(*_: object) -> None:
 
 
 def modules(good: nn.Module) -> list[Any]:
-    """What a good module becomes."""
+    """Return variants of a valid module."""
     broken, half, frozen, hooked = (copy.deepcopy(good) for _ in range(4))
     for parameter in broken.parameters():
         parameter.data.fill_(torch.nan)
@@ -165,7 +165,7 @@ def modules(good: nn.Module) -> list[Any]:
 @final
 @dataclass(frozen=True)
 class Call:
-    """A function and what it is given, one or two arguments of it hostile."""
+    """Function and its arguments, of which one or two are hostile."""
 
     function: Callable[..., object]
     given: dict[str, Any]
@@ -187,7 +187,7 @@ def _shown(value: object) -> str:
 
 
 def drawn(source: random.Random) -> Call:
-    """A random call."""
+    """Return a random call."""
     function = source.choice(list(GOOD))
     given = GOOD[function]()
     parameters = [name for name in inspect.signature(function).parameters if (function, name) != (compare, "inputs")]
@@ -208,7 +208,7 @@ def drawn(source: random.Random) -> Call:
 
 
 def fault(call: Call) -> str | None:
-    """What is wrong with how a call ends; None where it is as it should be."""
+    """Return what is wrong with the outcome of a call, or None."""
     models = [value for value in call.given.values() if isinstance(value, nn.Module)]
     before = [model_state(model) for model in models]
     start = time.perf_counter()
@@ -227,7 +227,7 @@ def fault(call: Call) -> str | None:
     except RuntimeError as error:
         if call.function not in PASSES_ON:
             return f"{type(error).__name__}: {error}"
-    except Exception as error:  # noqa: BLE001 - whatever it is, it is the finding
+    except Exception as error:  # noqa: BLE001 - every other exception is a finding
         return f"{type(error).__name__}: {error}"
     took = time.perf_counter() - start
     return None if took < SECONDS else f"{took:.0f} seconds"

@@ -1,4 +1,4 @@
-"""5,000 hostile files: each is read right or refused with an error that names it, in bounded time and memory."""
+"""5,000 hostile files: read correctly or rejected with an error that names the file, in bounded time and memory."""
 
 import json
 import os
@@ -27,7 +27,7 @@ def attacked(seed: int, first: int, count: int) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not set the mark of memory back")
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux can reset the peak memory")
 def test_hostile_files_are_read_right_or_refused(verify_scale: float) -> None:
     seed = time.time_ns() if os.environ.get("HYPOTHESIS_PROFILE") == "explore" else 0
     each = round(FILES * verify_scale / WORKERS)

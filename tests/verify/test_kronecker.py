@@ -1,4 +1,4 @@
-"""Kronecker equals Dense, values and all gradients: 300 drawn layers at full scale."""
+"""Kronecker equals Dense, values and all gradients: 300 random layers at full scale."""
 
 import random
 
@@ -14,7 +14,7 @@ LIMITS = {torch.float64: 1e-12, torch.float32: 1e-5}  # largest difference over 
 
 
 def drawn(case: int) -> tuple[Grid, SeparableEncoding]:
-    """A layer's geometry and encoding: 1 to 3 axes, every border rule, strides, paddings, alpha from 0.005 to 50."""
+    """Return a random grid and encoding: 1 to 3 axes, all border rules, strides, paddings, alpha from 0.005 to 50."""
     draw = random.Random(case)
     torch.manual_seed(case)
     dims = draw.randint(1, 3)
@@ -55,8 +55,8 @@ def test_kronecker_equals_dense(dtype: torch.dtype, verify_scale: float) -> None
         grid, encoding = drawn(case)
         fast = values_and_gradients(grid, encoding, dtype, dense=False)
         slow = values_and_gradients(grid, encoding, dtype, dense=True)
-        # What cancels to nothing, such as the gradient of a constant score, is measured against its layer; a layer
-        # that looks into zero padding altogether, where Kronecker leaves out weights below eps^2, against 1e-6.
+        # Values that cancel, such as the gradient of a constant score, are compared with a tenth of the layer's
+        # largest value, or with 1e-6 if all keys are zero padding, where Kronecker skips weights below eps^2.
         floor = max(0.1 * max(float(value.abs().max()) for value in slow), 1e-6)
         errors = [
             float((a - b).abs().max()) / max(float(b.abs().max()), floor) for a, b in zip(fast, slow, strict=True)

@@ -1,4 +1,4 @@
-"""Every notebook runs from its first cell to its last, in a process of its own, and its assertions hold."""
+"""Every notebook runs in a separate process, and its assertions hold."""
 
 import os
 import subprocess
@@ -13,7 +13,7 @@ NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_runs(path: Path, tmp_path: Path) -> None:
-    """One thread: tensors are small, and threads that wait for a busy core take several times as long."""
+    """One thread, because tensors are small, and threads that wait for a busy core are several times slower."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "MPLBACKEND": "Agg", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "tests.notebook_cells", str(path), str(tmp_path)]
     result = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, env=environment)

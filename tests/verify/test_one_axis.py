@@ -1,4 +1,4 @@
-"""One axis of 65,536 positions: no matrix of positions x positions, at most 100 MB beside the layer and its input."""
+"""One axis of 65,536 positions: no n x n matrix, and at most 100 MB besides the layer and its input."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""`experiments.paper_on_gpu` from beginning to end, with digits for an epoch: killed, resumed, exported."""
+"""`experiments.paper_on_gpu` from end to end, on digits for one epoch: killed, resumed, exported."""
 
 import json
 import re
@@ -22,23 +22,23 @@ def test_digits_for_an_epoch_killed_and_resumed(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "out" / "runs" / "resnet18-1-epochs")
     assert folder.settings().train.epochs == 1
     log = (tmp_path / "out" / "logs" / "resnet18-1-epochs.log").stat().st_size
-    assert main([*words, "--minutes", "5"]) == DONE  # and nothing is trained
+    assert main([*words, "--minutes", "5"]) == DONE  # nothing is trained
     assert (tmp_path / "out" / "logs" / "resnet18-1-epochs.log").stat().st_size == log
-    assert not list((tmp_path / "exported").glob("*.part-*"))  # no weights were asked for
+    assert not list((tmp_path / "exported").glob("*.part-*"))  # weights were not requested
 
 
 def test_recipes_and_the_recast_follow_the_training_through_kills(tmp_path: Path) -> None:
     out, exported = tmp_path / "out", tmp_path / "exported"
     words = ["--scale", "tiny", "--epochs", "1", "--seeds", "1", "--out", str(out), "--export", str(exported)]
     words += ["--only", "resnet18", "recipes", "recast-resnet"]
-    assert main([*words, "--minutes", "0.3"]) == MORE  # in the midst of the recipes
+    assert main([*words, "--minutes", "0.3"]) == MORE  # stops during the recipes
     kept = {file: file.stat().st_mtime_ns for file in out.glob("recipes-kept/*/*/*/result.json")}
     assert main([*words, "--minutes", "9"]) == DONE
     recipes = json.loads((out / "recipes" / "results.json").read_text(encoding="utf-8"))
     assert recipes["search_epochs"] == 1
     folders = {path.name for path in out.glob("recipes-kept/*/*/*")}
     assert folders >= {f"{t['network']}-{t['candidate']}-seed-41" for t in recipes["trials"]}
-    assert {file: file.stat().st_mtime_ns for file in kept} == kept  # what was finished is not trained again
+    assert {file: file.stat().st_mtime_ns for file in kept} == kept  # finished runs are not trained again
     chosen = {final["candidate"] for final in recipes["finals"] if final["network"] == "resnet18"}
     best = max((t for t in recipes["trials"] if t["network"] == "resnet18"), key=lambda t: float(t["held_out"]))
     assert chosen == {"paper", best["candidate"]}
@@ -52,7 +52,7 @@ def test_recipes_and_the_recast_follow_the_training_through_kills(tmp_path: Path
 
 
 def test_attention_is_trained_pruned_fetched_drawn_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With other settings than the plan's: another precision, fewer epochs."""
+    """The settings differ from the plan: another precision, fewer epochs."""
     monkeypatch.setenv("ATTNCONV_COMMIT", "abc")
     out, exported, joined, kept = (tmp_path / name for name in ("out", "exported", "joined", "kept"))
     names = ["quadratic-1-epochs", "quadratic-generalized-1-epochs", "quadratic-generalized-pruned"]
@@ -76,7 +76,7 @@ def test_attention_is_trained_pruned_fetched_drawn_and_kept(tmp_path: Path, monk
 
 
 def test_a_job_that_cannot_run_is_said(tmp_path: Path) -> None:
-    """The pruned model alone: the one it continues is not there."""
+    """Only the pruned model is selected, and the run that it continues does not exist."""
     words = ["--scale", "tiny", "--only", "quadratic-generalized-pruned", "--out", str(tmp_path)]
     assert main([*words, "--minutes", "5"]) == FAILED
     log = (tmp_path / "logs" / "quadratic-generalized-pruned.log").read_text(encoding="utf-8")

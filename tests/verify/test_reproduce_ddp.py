@@ -1,4 +1,4 @@
-"""Two processes reproduce what one does: a run, and another that is pruned from its result."""
+"""Two processes run `attnconv reproduce` together, for a run and for a run pruned from it."""
 
 import os
 import subprocess
@@ -23,7 +23,7 @@ def test_two_processes_reproduce_together(tmp_path: Path) -> None:
 
 
 def call(words: list[str]) -> str:
-    """What a command of the library prints."""
+    """Run a command of the library and return its output."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(SOURCE / "src")}
     torchrun = ("torch.distributed.run", "--nproc-per-node", "2")
     command = [sys.executable, "-m", *torchrun, "-m", "attnconv", *words]

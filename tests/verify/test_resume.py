@@ -1,6 +1,6 @@
-"""Trainings killed with SIGKILL at random moments, also while another process tries to start: the same bits in the end.
+"""Runs killed with SIGKILL at random times, also while another process tries to start, end with identical weights.
 
-The processes are forked from one that has imported everything already, so that a kill costs a second and not ten.
+The processes are forked from one that has already imported everything, so that a restart takes one second, not ten.
 """
 
 import multiprocessing
@@ -26,17 +26,17 @@ from tests.training.making import tiny
 KILLS, EPOCHS = 5, 24
 CONTEST_KILLS, CONTEST_EPOCHS, SEEDS = 200, 5, (0, 1)
 FLIPS = 5000
-REFUSED = 3  # status of an attempt that may not write
+REFUSED = 3  # exit status of a process that may not write
 
 if sys.platform == "win32":
-    pytest.skip("SIGKILL and forks are POSIX", allow_module_level=True)
+    pytest.skip("SIGKILL and forks require POSIX", allow_module_level=True)
 
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload([__name__])
 
 
 def attempt(settings: RunSettings, folder: Path, resume: bool) -> None:
-    """What one process does."""
+    """Train in a process."""
     torch.set_num_threads(1)
     try:
         fit(settings, folder, resume=resume, progress=False)
@@ -53,7 +53,7 @@ def start(settings: RunSettings, folder: Path, *, resume: bool = True) -> BasePr
 
 
 def complete(settings: RunSettings, folder: Path) -> RunFolder:
-    """An undisturbed run, or one that is brought to its end."""
+    """Run until the end, from the start or from a checkpoint."""
     process = start(settings, folder)
     process.join()
     assert process.exitcode == 0
@@ -61,7 +61,7 @@ def complete(settings: RunSettings, folder: Path) -> RunFolder:
 
 
 def require_same(run: RunFolder, whole: RunFolder) -> None:
-    """Nothing tells a run from an undisturbed one, but for times and its name."""
+    """Require that a run is identical to an uninterrupted one, except for times and its name."""
     for one, other in ((run.last_weights, whole.last_weights), (run.best_weights, whole.best_weights)):
         first, second = load_file(one), load_file(other)
         assert first.keys() == second.keys()
@@ -79,7 +79,7 @@ def require_same(run: RunFolder, whole: RunFolder) -> None:
 
 
 def generator() -> random.Random:
-    """The same cases each time, or others that can be had again."""
+    """Return a generator of the same cases each time, or of new cases whose seed is printed."""
     seed = time.time_ns() if os.environ.get("HYPOTHESIS_PROFILE") == "explore" else 0
     print(f"cases of random.Random({seed})")
     return random.Random(seed)
@@ -90,27 +90,27 @@ def test_killed_and_resumed_runs_end_with_the_same_weights(tmp_path: Path, verif
     whole, torn = complete(settings, tmp_path / "whole"), RunFolder(tmp_path / "torn")
     epoch_seconds = whole.metrics()[-1]["seconds"] / EPOCHS
     kills, draw = max(1, round(KILLS * verify_scale)), generator()
-    # Random moments, early to late; the first may come before anything is written, the last leaves a tenth to be done.
+    # Kills at random times, early to late; the first may come before anything is written, the last leaves a tenth.
     for moment in sorted(draw.uniform(0.0, 0.9 * EPOCHS) for _ in range(kills)):
         process = start(settings, torn.path)
-        while process.exitcode is None and len(torn.heads()) < moment:  # epoch 0 has a line as well
+        while process.exitcode is None and len(torn.heads()) < moment:  # epoch 0 has a line too
             time.sleep(0.002)
         time.sleep(draw.uniform(0.0, epoch_seconds))
         assert process.exitcode is None, "the run ended before it could be killed: make it longer"
         process.kill()
         process.join()
     require_same(complete(settings, torn.path), whole)
-    print(f"{kills} kills, resumed each time: all weights equal bit for bit")
+    print(f"{kills} kills, resumed each time: all weights identical")
 
 
 def test_two_processes_contend_for_a_folder_and_are_killed(tmp_path: Path, verify_scale: float) -> None:
-    """Fresh starts and resumes of two seeds; whichever began a folder, the other is refused and nothing is mixed."""
+    """Processes of two seeds start or resume; only the seed that created the folder may write to it."""
     draw, kills, seconds = generator(), round(CONTEST_KILLS * verify_scale), 0.0
     wholes = {}
     for seed in SEEDS:
         before = time.monotonic()
         wholes[seed] = complete(tiny(epochs=CONTEST_EPOCHS, seed=seed), tmp_path / f"whole-{seed}")
-        seconds = time.monotonic() - before  # of the second: the first has started the server of forks
+        seconds = time.monotonic() - before  # of the second run, because the first starts the fork server
     left, held, refused, folders = kills, 0, 0, 0
     while left:
         run = RunFolder(tmp_path / "run")
@@ -118,21 +118,21 @@ def test_two_processes_contend_for_a_folder_and_are_killed(tmp_path: Path, verif
         require_same(run, wholes[run.settings().train.seed])
         held, refused, folders = held + hits, refused + others, folders + 1
         shutil.rmtree(run.path)
-    print(f"{kills} kills, {held} of them of a folder's writer, {refused} refusals: {folders} of {folders} runs equal")
+    print(f"{kills} kills, {held} of them of writers, {refused} rejected starts: {folders} of {folders} runs equal")
 
 
 def contest(run: RunFolder, draw: random.Random, seconds: float, kills: int) -> tuple[int, int, int]:
-    """Two processes at a time, of which one is killed after a while, until a run is complete.
+    """Start two processes at a time and kill one of them at a random time, until a run is complete.
 
     Returns:
-        The kills that are left, how many were of the writer, and how many attempts were refused.
+        Number of kills left, number of writers killed, and number of attempts that were rejected.
     """
     live: list[BaseProcess] = []
     held = refused = 0
     while True:
         while len(live) < 2:
             live.append(start(settings_for(run, draw), run.path, resume=draw.random() < 0.8))
-        end = time.monotonic() + draw.uniform(0.0, 1.1 * seconds)  # the two share the cores
+        end = time.monotonic() + draw.uniform(0.0, 1.1 * seconds)  # the two processes share the cores
         while time.monotonic() < end and any(process.exitcode is None for process in live):
             time.sleep(0.002)
         if not kills:
@@ -156,13 +156,13 @@ def contest(run: RunFolder, draw: random.Random, seconds: float, kills: int) -> 
 
 
 def settings_for(run: RunFolder, draw: random.Random) -> RunSettings:
-    """Of the run that is there, or of another seed."""
+    """Return the settings of the existing run, or of a random seed."""
     other = tiny(epochs=CONTEST_EPOCHS, seed=draw.choice(SEEDS))
     return run.settings() if run.exists() and draw.random() < 0.7 else other
 
 
 def writer(run: RunFolder) -> int:
-    """The process that holds a folder, 0 for none."""
+    """Return the id of the process that writes to a folder, 0 if there is none."""
     try:
         return int(run.lock_file.read_text().split()[0])
     except (OSError, LookupError, ValueError):
@@ -184,4 +184,4 @@ def test_no_bit_of_a_state_flips_unseen(tmp_path: Path, verify_scale: float) -> 
         fit(settings, tmp_path / "run", resume=True, progress=False)
     state.write_bytes(whole)
     assert read_state(state)["epoch"] == 1
-    print(f"{flips} single-bit flips of {len(whole)} bytes: all refused")
+    print(f"{flips} single-bit flips of {len(whole)} bytes: all rejected")

@@ -1,4 +1,4 @@
-"""The theorem at full scale: drawn convolutions, a real network on real images, networks of other libraries."""
+"""The theorem at full scale: random convolutions, a pretrained network on test images, networks of libraries."""
 
 import importlib
 import importlib.util
@@ -21,7 +21,7 @@ from tests.networks import UNet, vgg11
 
 
 def test_drawn_convolutions_equal_attention(verify_scale: float) -> None:
-    """2,100 convolutions of every kind in three dtypes, by three operators; theory's bound holds for each."""
+    """2,100 random convolutions in three dtypes with three operators satisfy the theoretical error bound."""
     cases = round(2100 * verify_scale)
     proofs = list(prove(cases))
     for dtype, allowed in ALLOWED.items():
@@ -49,7 +49,7 @@ def resnet20(request: pytest.FixtureRequest) -> nn.Module:
 
 @pytest.fixture(scope="module")
 def test_images(request: pytest.FixtureRequest) -> tuple[Tensor, Tensor]:
-    """The 10,000 test images of CIFAR-10 as the pretrained network wants them, and their classes."""
+    """Return the 10,000 test images of CIFAR-10 as the pretrained network expects them, and their classes."""
     root = str(request.getfixturevalue("shared_data") / "cifar10")
     data = load_data(DataSettings(name="cifar10", root=root, download=False))
     mean, std = (torch.tensor(values).reshape(3, 1, 1) for values in (MEAN, STD))
@@ -78,7 +78,7 @@ def test_a_real_network_recast(
         with no_convolutions():
             found = logits(attention, images, 250 if way == "structured" else 10)
     apart, right = float((found - expected).abs().max()), int((found.argmax(1) == labels).sum())
-    print(f"ResNet-20 as attention ({way}), {count} images: {right} right, logits differ by {apart:.1e}")
+    print(f"ResNet-20 as attention ({way}), {count} images: {right} correct, logits differ by {apart:.1e}")
     assert torch.equal(found.argmax(1), expected.argmax(1))
     assert apart <= 1e-4
     if count == 10_000:
@@ -110,11 +110,11 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-@pytest.mark.filterwarnings("default")  # the libraries' own
+@pytest.mark.filterwarnings("default")  # warnings of the libraries
 @pytest.mark.parametrize("name", NETWORKS)
 @pytest.mark.parametrize("sizes", [(224, 224), (157, 203)])
 def test_networks_of_every_origin(name: str, sizes: tuple[int, int], verify_scale: float) -> None:
-    """Logits through the softmax, and through the fast path, at the usual size and at an odd one that is not square."""
+    """Compare logits of the softmax and the fast path, for the usual image size and for odd sizes."""
     if verify_scale < 1:
         sizes = (sizes[0] // 4 + 9, sizes[1] // 4 + 6)
     model = with_lively_weights(NETWORKS[name]())
@@ -132,7 +132,7 @@ def test_networks_of_every_origin(name: str, sizes: tuple[int, int], verify_scal
 
 
 def with_lively_weights(model: nn.Module) -> nn.Module:
-    """In eval mode, with weights that keep activations in size: some libraries' fresh ones fade to nothing."""
+    """Set weights that preserve the size of activations, which some libraries' initial weights reduce to almost 0."""
     for module in model.modules():
         if isinstance(module, nn.Conv2d | nn.ConvTranspose2d | nn.Linear):
             nn.init.kaiming_normal_(module.weight, nonlinearity="linear")

@@ -1,4 +1,4 @@
-"""What small models reach: digits in the demo, CIFAR-10 in an hour on two CPU cores."""
+"""Accuracy of small models: digits in the demo, CIFAR-10 in an hour on two CPU cores."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +13,7 @@ from attnconv.training.recipes import recipe
 @pytest.mark.parametrize("seed", [42, 43, 44])
 def test_digits_reach_97_percent(seed: int, tmp_path: Path, verify_scale: float) -> None:
     if verify_scale < 1 and seed != 42:
-        pytest.skip("the other seeds belong to the full measurement")
+        pytest.skip("other seeds run only at full scale")
     settings = recipe("quadratic-digits")
     run = fit(replace(settings, train=replace(settings.train, seed=seed)), tmp_path / "run", progress=False)
     result = run.result()
@@ -26,7 +26,7 @@ def test_digits_reach_97_percent(seed: int, tmp_path: Path, verify_scale: float)
 
 
 def test_the_demo_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """One epoch of it; the tests of the commands run a smaller one."""
+    """Run one epoch of the full-size demo; tests/cli runs a smaller one."""
     with pytest.raises(SystemExit) as end:
         main(["demo", "--epochs", "1", "--out", str(tmp_path / "demo")])
     assert end.value.code in (0, None)
@@ -37,7 +37,7 @@ def test_the_demo_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
 
 
 def test_cifar_10_reaches_75_percent_within_an_hour(tmp_path: Path, shared_data: Path, verify_scale: float) -> None:
-    """The whole run at full scale; less of it trains one epoch on a tenth of the images and only has to learn."""
+    """At full scale the whole run; otherwise one epoch on a tenth of the images, with a lower threshold."""
     settings = recipe("quadratic-small")
     settings = replace(settings, data=replace(settings.data, root=str(shared_data / "cifar10")))
     if verify_scale < 1:

@@ -103,7 +103,7 @@ def equation_9(conv: Forward, *, alpha: float = 46.0) -> SelfAttention:
 
         v_h = -alpha (1, -2 Delta_h),   r_delta = (|delta|^2, delta),   W_qry = W_key = 0,   W^_key = I
 
-    Every score is then ``-alpha (|delta - Delta_h|^2 - |Delta_h|^2)``. All four terms of equation (8) are computed.
+    Every score is then `-alpha (|delta - Delta_h|^2 - |Delta_h|^2)`. All four terms of equation (8) are computed.
 
     Args:
         conv: nn.Conv1d, nn.Conv2d or nn.Conv3d. Queries must be in the image, as equation (8) uses their content.

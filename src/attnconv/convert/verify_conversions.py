@@ -39,7 +39,7 @@ class Proof:
         way: Method: `dense` (softmax of all scores), `kronecker` (one softmax per axis) or `shift` (for hard heads).
         alpha: Sharpness of the heads, in 1 / position^2.
         hard: Whether the heads are hard in this dtype, that is, attend to exactly one key per query.
-        relative: Error, ``max |output - expected| / max |expected|``; expected is the convolution's output in float64.
+        relative: Error, `max |output - expected| / max |expected|`; expected is the convolution's output in float64.
         tightness: Largest ratio of error to error bound over output channels; at most 1 if the bound holds.
     """
 

@@ -57,7 +57,7 @@ def alpha_for(mass: float, dims: int = 2) -> float:
 
     Args:
         mass: Bound on a head's attention to keys other than the one at its centre, above 0 and below 1. For an output
-            error of at most e, pass e / max_d ``sum_h sum_c |W_h[c, d]| (max x_c - min x_c)`` (input c, output d).
+            error of at most e, pass e / max_d `sum_h sum_c |W_h[c, d]| (max x_c - min x_c)` (input c, output d).
         dims: Number of axes.
 
     Raises:
