@@ -1,4 +1,4 @@
-"""Build hook that adds the explorer's page, an HTML file built from `web/`, to wheels and source distributions.
+"""Build hooks: the explorer's page, an HTML file built from `web/`, and the README with absolute links.
 
     wheel     web/dist/index.html -> attnconv/explorer/page.html
     sdist     web/dist/index.html, so that a wheel can be built from it without Node
@@ -6,14 +6,20 @@
 If npm is installed, `npm ci` and `npm run build` build the file. Otherwise an existing file is used; without one, a
 warning is shown, and the explorer of the wheel has no page. Editable installs build nothing, because they read the page
 from `web/dist`.
+
+If the environment names a repository, as in workflows of GitHub (`GITHUB_SERVER_URL`, `GITHUB_REPOSITORY` and
+`GITHUB_REF_NAME`), the README's relative links are made absolute, so that its pictures are shown on a package index.
 """
 
+import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+from hatchling.metadata.plugin.interface import MetadataHookInterface
 
 PAGES = {"wheel": "attnconv/explorer/page.html", "sdist": "web/dist/index.html"}
 
@@ -55,3 +61,21 @@ class PageHook(BuildHookInterface[Any]):
                 last = (done.stderr or done.stdout).strip()[-2000:]
                 words = " ".join(command[1:])
                 raise RuntimeError(f"web: npm {words} must succeed, got status {done.returncode}.\n{last}")
+
+
+class ReadmeHook(MetadataHookInterface):
+    """Metadata hook that sets the long description and the addresses of the project."""
+
+    def update(self, metadata: dict[str, Any]) -> None:
+        """Set `readme` and `urls` in the metadata."""
+        text = (Path(self.root) / "README.md").read_text(encoding="utf-8")
+        names = ("GITHUB_SERVER_URL", "GITHUB_REPOSITORY", "GITHUB_REF_NAME")
+        server, repository, ref = (os.environ.get(name, "") for name in names)
+        metadata["urls"] = {}
+        if server and repository and ref:
+            address = f"{server}/{repository}"
+            metadata["urls"] = {"Source": address, "Changelog": f"{address}/blob/{ref}/CHANGELOG.md"}
+            for start, kind in ((r"!\[[^\]]*\]", "raw"), (r"(?<!!)\[[^\]]*\]", "blob")):
+                relative = rf"({start}\()(?!https?:|#)([^)]+\))"
+                text = re.sub(relative, rf"\1{address}/{kind}/{ref}/\2", text)
+        metadata["readme"] = {"content-type": "text/markdown", "text": text}

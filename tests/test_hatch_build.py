@@ -34,14 +34,18 @@ class Application:
         pass
 
 
-def hook(root: Path, target: str = "wheel") -> tuple[Any, Application]:
+def load() -> Any:
     spec = importlib.util.spec_from_file_location("hatch_build", ROOT / "hatch_build.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    return module
+
+
+def hook(root: Path, target: str = "wheel") -> tuple[Any, Application]:
     application = Application()
-    return module.PageHook(str(root), {}, None, None, str(root), target, application), application
+    return load().PageHook(str(root), {}, None, None, str(root), target, application), application
 
 
 @pytest.fixture
@@ -100,3 +104,27 @@ def test_without_npm_and_page_a_warning(no_npm: Path) -> None:
 
 def test_editable_installs_build_nothing(no_npm: Path) -> None:
     assert included(no_npm, version="editable") == ({}, [])
+
+
+class TestReadme:
+    README = "[a](docs/a.md#b) ![c](docs/c.png) [d](https://d.org) [e](#f)\n"
+
+    def metadata(self, root: Path) -> dict[str, Any]:
+        (root / "README.md").write_text(self.README)
+        found: dict[str, Any] = {}
+        load().ReadmeHook(str(root), {}).update(found)
+        return found
+
+    def test_links_are_relative_without_a_repository(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.delenv("GITHUB_REPOSITORY", raising=False)
+        assert self.metadata(tmp_path)["readme"] == {"content-type": "text/markdown", "text": self.README}
+
+    def test_links_are_absolute_with_a_repository(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        for name, value in (("SERVER_URL", "https://host"), ("REPOSITORY", "owner/name"), ("REF_NAME", "v1")):
+            monkeypatch.setenv(f"GITHUB_{name}", value)
+        found = self.metadata(tmp_path)
+        text = found["readme"]["text"]
+        assert "[a](https://host/owner/name/blob/v1/docs/a.md#b)" in text
+        assert "![c](https://host/owner/name/raw/v1/docs/c.png)" in text
+        assert "[d](https://d.org) [e](#f)" in text
+        assert found["urls"]["Source"] == "https://host/owner/name"
