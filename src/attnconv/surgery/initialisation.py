@@ -50,14 +50,14 @@ def initialize(
 ) -> dict[str, LayerStart]:
     """Initialise an untrained vision transformer, in place, so that it learns faster on small data sets.
 
-    `method` chooses all three parts; each can be replaced by an argument of its own:
+    `method` chooses attention, values and positions together, and each can be replaced by an argument of its own:
 
-    | method | attention | values | positions |
-    |---|---|---|---|
-    | `convolution` | each head attends to one shift of a K x K kernel | `mimetic` | `reserved` |
-    | `mimetic` (Trockman and Kolter, 2023) | `W_q^T W_k` near 0.7 Z + 0.7 I | `mimetic` | `unchanged` |
-    | `impulse` (Zheng, Li and Lucey, 2025) | each head prefers one shift of a 3 x 3 kernel | `mimetic` | `normal` |
-    | `conditioned` (Saratchandran and Lucey, 2026) | `orthogonal`: orthonormal rows | `identity` | `unchanged` |
+    - `convolution`: each head attends to one shift of a K x K kernel; values `mimetic`, positions `reserved`.
+    - `mimetic` (Trockman and Kolter, 2023): `W_q^T W_k` near 0.7 Z + 0.7 I; values `mimetic`, positions `unchanged`.
+    - `impulse` (Zheng, Li and Lucey, 2025): each head prefers one shift of a 3 x 3 kernel; values `mimetic`, positions
+      `normal`.
+    - `conditioned` (Saratchandran and Lucey, 2026): attention `orthogonal`, with orthonormal rows; values `identity`,
+      positions `unchanged`.
 
     Z has independent normal entries of variance 1 / channels. Biases are unchanged, but `convolution` sets those of
     queries and keys to 0.
