@@ -97,6 +97,11 @@ class TerminatedError(KeyboardInterrupt):
     """Interruption by SIGTERM, which has a different exit status from Ctrl-C."""
 
 
+def interrupted(stop: KeyboardInterrupt) -> int:
+    """Return the exit status after an interruption."""
+    return 128 + (signal.SIGTERM if isinstance(stop, TerminatedError) else signal.SIGINT)
+
+
 def _terminate(*_: object) -> None:
     raise TerminatedError
 
@@ -112,7 +117,7 @@ def _run(name: str, words: list[str]) -> int:
 
         if is_first_process():
             print(in_flags(str(stop)) or "attnconv: stopped.", file=sys.stderr)
-        return 128 + (signal.SIGTERM if isinstance(stop, TerminatedError) else signal.SIGINT)
+        return interrupted(stop)
     except BrokenPipeError:
         raise
     except (ValueError, TypeError, OSError, ImportError, ArithmeticError) as error:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from attnconv._util.settings import Fine, Natural, Problem
-from attnconv.cli.output import print_table
+from attnconv.cli.output import print_table, resumed_by
 from attnconv.cli.parsing import in_flags
 from attnconv.paper import training_plan
 from attnconv.paper.training_plan import PRUNED, SOURCE, PlannedRun, ScaleName
@@ -147,4 +147,5 @@ def _train(planned: PlannedRun, out: Path, notes: list[str]) -> None:
     if planned.state == "finished":
         check_folder(folder, settings, resume=True)  # the tables must not mix settings
     else:
-        fit(settings, folder.path, resume=True, start_from=start, command=["attnconv", *sys.argv[1:]])
+        with resumed_by("repeating the command"):
+            fit(settings, folder.path, resume=True, start_from=start, command=["attnconv", *sys.argv[1:]])
