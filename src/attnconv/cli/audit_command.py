@@ -23,9 +23,9 @@ class Arguments(AttentionOptions):
 
     Examples:
         attnconv audit runs/quadratic-digits --data digits
-        attnconv audit timm:vit_tiny_patch16_224 --pretrained --data PATH/TO/IMAGES
-        attnconv audit hf:facebook/deit-tiny-patch16-224 --pretrained --data PATH/TO/IMAGES
-        attnconv audit my_package.models:network --data PATH/TO/IMAGES --image-size 192x256
+        attnconv audit timm:vit_tiny_patch16_224 --pretrained --data photos
+        attnconv audit hf:facebook/deit-tiny-patch16-224 --pretrained --data photos
+        attnconv audit my_package.models:network --data photos --image-size 192x256
 
     Attributes:
         model: Preset, run folder, weights file, timm:NAME, hf:NAME, torchvision:NAME or package.module:function.
