@@ -110,9 +110,11 @@ def _terminate(*_: object) -> None:
 def _run(name: str, words: list[str]) -> int:
     in_main = threading.current_thread() is threading.main_thread()  # signal handlers can be set only there
     before = signal.signal(signal.SIGTERM, _terminate) if in_main else None
+    arguments = None
     try:
         command = importlib.import_module(f"attnconv.cli.{name}_command")
-        return int(command.run(parse(command.Arguments, words)) or 0)
+        arguments = command.Arguments
+        return int(command.run(parse(arguments, words)) or 0)
     except KeyboardInterrupt as stop:
         from attnconv.training.processes import is_first_process
 
@@ -124,7 +126,7 @@ def _run(name: str, words: list[str]) -> int:
     except (ValueError, TypeError, OSError, ImportError, ArithmeticError) as error:
         if isinstance(error, ModuleNotFoundError):
             error = missing(error, on_command_line=True) or error
-        print(f"attnconv {name}: {printable(in_flags(str(error)), lines=True)}", file=sys.stderr)
+        print(f"attnconv {name}: {printable(in_flags(str(error), arguments), lines=True)}", file=sys.stderr)
         return 2 if isinstance(error, SettingsError) else 1
     finally:
         if in_main:
