@@ -168,12 +168,12 @@ def test_a_stock_model_at_another_size(package: str, spec: str, home: Path, caps
         ("quadratic-digits --grid 0", "--grid: .*HxW.*got '0'"),
         ("quadratic-small --image-size 7", r"divisible by 4, got shape \(2, 3, 7, 7\)"),
         ("quadratic-digits --data nowhere", "--data: .*digits.*got 'nowhere'"),
-        ("quadratic-digits --layers none", r"layers: .*got \['none'\]"),
+        ("quadratic-digits --layers none", r"--layers: .*got \['none'\]\. .*: blocks.0.attention, blocks.1."),
         (
             "of_a_user:bound --data pictures --image-size 12",
             ": made for 224.",
         ),
-        ("of_a_user:nothing --data pictures --image-size 12", "model: .*got Conv2d"),
+        ("of_a_user:nothing --data pictures --image-size 12", "MODEL: .*got Conv2d"),
     ],
 )
 @pytest.mark.usefixtures("home")

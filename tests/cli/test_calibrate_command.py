@@ -33,6 +33,6 @@ def test_a_calibration_is_measured_and_kept(
 
 def test_a_missing_gpu_is_an_error(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    status, _, err = call(capsys, "--device", "cuda")
+    status, _, err = call(capsys, "--accelerator", "cuda")
     assert status == 2
-    assert re.search("--device: .*got cuda", err)
+    assert re.search("--accelerator: .*got 'cuda'", err)

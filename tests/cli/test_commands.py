@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from attnconv.cli import COMMANDS, main
-from attnconv.cli.parsing import arguments_of
+from attnconv.cli.parsing import arguments_of, in_flags
 from attnconv.models.checkpoint import read_checkpoint, save_weights
 from attnconv.models.model_loader import load
 from attnconv.training import recipes
@@ -48,10 +48,14 @@ def test_the_first_help_names_every_command(capsys: pytest.CaptureFixture[str]) 
 
 
 @pytest.mark.parametrize("name", list(COMMANDS))
-def test_every_help_has_examples(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_help_has_examples_and_fits_80_columns(
+    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
     status, out, _ = call(capsys, name, "--help")
     assert status == 0
     assert f"attnconv {name}" in out.split("examples:")[1]
+    assert [line for line in (out + call(capsys, "--help")[1]).splitlines() if len(line) > 80] == []
 
 
 @pytest.mark.parametrize("flag", ["-V", "--version"])
@@ -62,6 +66,7 @@ def test_version(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
 def test_help_of_a_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert call(capsys, "help") == call(capsys, "--help")
     assert call(capsys, "help", "models") == call(capsys, "models", "--help")
+    assert call(capsys, "help", "help") == call(capsys, "--help")
     assert call(capsys, "help", "modles")[0] == 2
 
 
@@ -83,6 +88,30 @@ def test_optional_arguments_are_in_brackets(capsys: pytest.CaptureFixture[str]) 
 
 def test_a_timm_name_without_its_prefix(capsys: pytest.CaptureFixture[str]) -> None:
     assert "timm:vit_tiny_patch16_224" in call(capsys, "audit", "vit_tiny_patch16_224")[2]
+    err = call(capsys, "audit", "resnet50")[2]
+    assert ("Did you mean resnet18 or" in err, "pass timm:resnet50." in err) == (True, True)
+    assert "timm:quadratic-digit" not in call(capsys, "audit", "quadratic-digit")[2]
+
+
+def test_arguments_are_renamed_in_messages_but_not_in_python_code() -> None:
+    command = importlib.import_module("attnconv.cli.recast_command").Arguments
+    assert in_flags("model: must be a preset. Pass size=3.", command) == "MODEL: must be a preset. Pass --image-size 3."
+    assert in_flags("model: must be a preset.") == "model: must be a preset."
+    assert (
+        in_flags("layers: must be 1. Those of this model: 2.", command)
+        == "--layers: must be 1. Those of this model: 2."
+    )
+    assert in_flags("0: alpha: must be 1.") == "0: --alpha: must be 1."
+    code = "Load it with: model = attnconv.recast(YOUR_MODEL, alpha=4.0, only=None)."
+    assert in_flags(code, command) == code
+    assert in_flags("Known settings are settings.model.heads.") == "Known settings are --heads."
+
+
+def test_an_unknown_flag_is_the_only_problem(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in ("train --epochz 3", "train --epochz 3 quadratic-digits", "prune --out x --critrion code"):
+        status, _, err = call(capsys, *words.split())
+        assert (status, len(err.splitlines())) == (2, 1)
+        assert re.search(r": --(epochz|critrion): .* Did you mean --", err)
 
 
 def test_errors_show_paths_as_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -108,6 +137,23 @@ def test_predict_rejects_colours_for_a_model_of_grey_images(
     Image.new("RGB", (20, 20), (200, 100, 50)).save(tmp_path / "frog.png")
     status, _, err = call(capsys, "predict", str(tmp_path / "frog.png"), str(run))
     assert (status, "IMAGE: must be grey" in err) == (1, True)
+
+
+def test_predict_tests_colours_before_scaling(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pixels = np.random.default_rng(0).integers(256, size=(300, 500, 3), dtype=np.uint8)
+    grey = np.repeat(pixels[..., :1], 3, axis=2)
+    grey[:5, :5] = (255, 0, 0)  # a few coloured pixels, as at the edges in a scan
+    found = []
+    for name, image in {
+        "colours.png": Image.fromarray(pixels),
+        "colours.gif": Image.fromarray(pixels).convert("P"),
+        "colours.jpg": Image.fromarray(pixels).convert("CMYK"),
+        "grey.png": Image.fromarray(grey),
+        "grey.jpg": Image.fromarray(pixels[..., 0]),
+    }.items():
+        image.save(tmp_path / name)
+        found.append(call(capsys, "predict", str(tmp_path / name), str(run))[0])
+    assert found == [1, 1, 1, 0, 0]
 
 
 def test_the_classes_of_an_image_folder_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -247,8 +293,8 @@ def test_demo_does_not_clear_other_folders(tmp_path: Path, run: Path, capsys: py
         ),
         ("train quadratic-digits --no-such-flag", 2, ["no-such-flag"]),
         ("train quadratic-small --data-root /nowhere/at/all --no-data-download", 2, ["/nowhere/at/all"]),
-        ("evaluate nothing.safetensors", 1, ["model: must be", "checkpoint", "got nothing at nothing.safetensors"]),
-        ("evaluate nosuch", 1, ["model: must be a preset, a run folder,", "got 'nosuch'. `attnconv models` lists"]),
+        ("evaluate nothing.safetensors", 1, ["MODEL: must be", "checkpoint", "got nothing at nothing.safetensors"]),
+        ("evaluate nosuch", 1, ["MODEL: must be a preset, a run folder,", "got 'nosuch'. `attnconv models` lists"]),
         ("evaluate quadratic-digit", 1, ["Did you mean quadratic-digits"]),
         (
             "evaluate quadratic-small --data-name digits",
@@ -257,7 +303,10 @@ def test_demo_does_not_clear_other_folders(tmp_path: Path, run: Path, capsys: py
         ),
         ("evaluate resnet18 --accelerator mps", 2, ["--accelerator: must be", "got 'mps'"]),
         ("evaluate quadratic-digits --batch-size 0", 2, ["--batch-size: must be", "got 0"]),
-        ("report /nowhere", 1, ["/nowhere"]),
+        ("report /nowhere", 1, ["RUN: must be", "got /nowhere"]),
+        ("train quadratic-digits --start-from x", 1, ["--start-from: must be", "got nothing at x."]),
+        ("train quadratic-digits --start-from .", 1, ["--start-from: must be a run folder", "got ."]),
+        ("train resnet18 --heads 3", 2, ["--heads: must be", "Known settings are --widths, --blocks, --image-size,"]),
         ("predict x.png quadratic-digits", 1, ["MODEL: must contain class names"]),
         ("predict x.png --top 0", 2, ["--top: must be", "got 0"]),
     ],
@@ -328,7 +377,7 @@ def test_a_function_of_ones_own_that_does_not_fit_the_images(
     assert (status, "images: must have a shape that the model accepts, got shape (1, 8, 8)." in err) == (1, True)
     status, _, err = call(capsys, "evaluate", "odd_models:maps", "--data-name", "digits")
     assert status == 1
-    assert re.search(r"model: .*\(b, classes\), got shape \(360, 10, 6, 6\)", err)
+    assert re.search(r"MODEL: .*\(b, classes\), got shape \(360, 10, 6, 6\)", err)
 
 
 def test_the_preset_may_stand_anywhere_among_the_flags(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -228,7 +228,7 @@ def test_served_until_it_is_interrupted(
 
     monkeypatch.setattr(uvicorn.Server, "run", interrupted)
     status, out, err = call(capsys, "quadratic-digits", "--port", "0")
-    assert (status, err) == (0, "")
+    assert (status, err) == (130, "attnconv: stopped.\n")
     address = re.search(r"http://127\.0\.0\.1:\d+/", out)
     assert address is not None
     assert opened == [address[0]]
@@ -236,5 +236,5 @@ def test_served_until_it_is_interrupted(
     assert read_payload(answers["/payload"][1]).names == ()
     mine = read_payload(answers["/image"][1])
     assert (mine.names, mine.images.shape) == (("your image",), (1, 8, 8, 3))
-    assert call(capsys, "quadratic-digits", "--port", "0", "--no-browser")[0] == 0
+    assert call(capsys, "quadratic-digits", "--port", "0", "--no-browser")[0] == 130
     assert len(opened) == 1

@@ -97,10 +97,18 @@ def test_the_plan_trains_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[s
 def test_runs_of_any_settings_are_drawn_and_their_differences_said(
     finished: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    no_pages(monkeypatch)
+    asked: list[dict[str, Any]] = []
+
+    def write(runs: object, out: Path, **options: Any) -> Path:
+        asked.append(options)
+        return out
+
+    monkeypatch.setattr(paper, "write_paper", write)
     monkeypatch.setattr(training_plan, "settings_at", KEPT)
-    status, out, _ = call(capsys, "reproduce", "--draw", "--only", "learned", "--out", str(finished))
+    words = ("--draw", "--only", "learned", "--publication", "--out", str(finished))
+    status, out, _ = call(capsys, "reproduce", *words)
     assert status == 0
+    assert [options["publication"] for options in asked] == [True]
     assert "quadratic, quadratic-seed-43: --data-limit 50 instead of None, --epochs 2 instead of 5." in out
     assert not (finished / "runs" / "learned").exists()
 

@@ -59,11 +59,20 @@ def test_a_signal_in_training(
     with before_epoch(1, lambda: os.kill(os.getpid(), number)):
         status, out, err = call(capsys, *words)
     assert status == STATUS[number]
-    assert err.count(f"Stopped. The last checkpoint is kept in {folder}; --resume continues the run.\n") == 1
+    resume = {
+        "train": "--resume",
+        "demo": f"`attnconv train quadratic-digits --out {folder} --resume`",
+        "reproduce": "repeating the command",
+    }
+    kept = f"Stopped. The last checkpoint is kept in {folder}; {resume[name]} continues the run.\n"
+    assert err.count(kept) == 1
     assert "Traceback" not in err + out
     assert signal.getsignal(number) is before
     assert [line["epoch"] for line in RunFolder(folder).metrics()][-1] == 1
     assert not RunFolder(folder).lock_file.exists()
+    if name == "demo":
+        status, _, err = call(capsys, "train", "quadratic-digits", "--out", str(folder), "--resume")
+        assert (status, "after epoch 1 of 2" in err) == (0, True)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

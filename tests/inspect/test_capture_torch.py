@@ -266,7 +266,7 @@ class TestRefusals:
         assert only_operator(model, images, layers=["1"]).grid.sizes == (3, 3)
 
     def test_a_layer_that_does_not_run(self) -> None:
-        with pytest.raises(ValueError, match=r"layers: .*got \['1'\]"):
+        with pytest.raises(ValueError, match=r"layers: .*got \['1'\]\. .*: 0\."):
             only_operator(nn.Sequential(Kernel()), torch.randn(1, 2, 3, 3), layers=["0", "1"])
 
     def test_a_prefix_token_that_is_not_there(self) -> None:

@@ -93,11 +93,17 @@ class TestFolder:
 
     def test_a_figure_of_an_earlier_call_does_not_stay(self, folder: Path, tmp_path: Path) -> None:
         (tmp_path / "figures").mkdir()
-        for ending in (".png", ".svg"):
+        for ending in (".png", ".svg", ".pdf"):
             (tmp_path / "figures" / f"figure-04{ending}").write_bytes(b"old")
         write_paper({}, tmp_path)
         assert sorted(path.name for path in (tmp_path / "figures").glob("*.png")) == ["figure-01.png", "figure-11.png"]
-        assert not (tmp_path / "figures" / "figure-04.svg").exists()
+        assert list((tmp_path / "figures").glob("figure-04.*")) == []
+
+    def test_publication(self, tmp_path: Path) -> None:
+        page = write_paper({}, tmp_path, publication=True)
+        assert (tmp_path / "figures" / "figure-11.pdf").is_file()
+        assert "<text" in (tmp_path / "figures" / "figure-11.svg").read_text(encoding="utf-8")
+        assert 'href="figures/figure-11.pdf">PDF</a>' in page.read_text(encoding="utf-8")
 
     def test_images_that_are_not_there_are_told(self, tmp_path: Path) -> None:
         run = make_run(tmp_path / "run", replace(SMALL, encoding="learned-content"))

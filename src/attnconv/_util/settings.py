@@ -154,7 +154,9 @@ def _instance(settings_class: Any, values: Mapping[str, Any], name: str) -> tupl
             if not wrong:
                 valid[field] = made
         elif field not in getattr(settings_class, "ignored", ()):
-            fix = did_you_mean(field, hints) or f"Known settings are {', '.join(hints)}."
+            fix = (
+                did_you_mean(field, hints) or f"Known settings are {', '.join(_join(name, known) for known in hints)}."
+            )
             found.append(Problem(_join(name, field), "must be a known setting", repr(value), fix))
     required = [field.name for field in fields(settings_class) if field.default is field.default_factory is MISSING]
     found += [Problem(_join(name, field), "must be given", "no value") for field in required if field not in values]

@@ -18,18 +18,18 @@ from attnconv._util.settings import SettingsError
 from attnconv.cli.parsing import in_flags, parse
 
 COMMANDS = {
-    "demo": "convert a convolution to attention and train a model in under three minutes",
+    "demo": "convert a convolution to attention, and train a small model",
     "train": "train a model from a preset and write a run folder",
     "evaluate": "measure the accuracy and the loss of a model",
     "predict": "classify an image",
     "report": "draw the figures of a run, and write an HTML page",
-    "reproduce": "train the models of the paper, and reproduce its figures and tables",
+    "reproduce": "train the paper's models, and reproduce its figures and tables",
     "prove": "compare convolutions with equivalent attention layers",
     "recast": "replace the convolutions of a network with attention",
     "audit": "measure how closely the attention of a model resembles convolution",
     "explore": "inspect the heads of a model on an interactive page",
     "prune": "remove heads with degenerate attention from a trained model",
-    "calibrate": "measure this machine's speed so that layers can choose the faster algorithm",
+    "calibrate": "measure this machine's speed to choose the faster algorithms",
     "models": "list the presets with their parameter and FLOP counts",
     "completion": "print a shell completion script",
 }
@@ -38,8 +38,9 @@ _COMMANDS = "\n".join(f"  {name:<{_WIDTH}}  {text}" for name, text in COMMANDS.i
 _HELP = f"""\
 usage: attnconv [-h] [-V] COMMAND ...
 
-Self-attention layers that can express any convolution. In all help texts, "the paper"
-refers to https://arxiv.org/abs/1911.03584 (Cordonnier, Loukas and Jaggi, ICLR 2020).
+Self-attention layers that can express any convolution. In all help texts,
+"the paper" is https://arxiv.org/abs/1911.03584 (Cordonnier, Loukas and Jaggi,
+ICLR 2020).
 
 commands:
 {_COMMANDS}
@@ -48,7 +49,7 @@ options:
   -h, --help     print this help
   -V, --version  print the version
 
-`attnconv COMMAND --help` and `attnconv help COMMAND` list the options of a command.
+To list the options of a command: attnconv help COMMAND, or attnconv COMMAND -h.
 
 examples:
   attnconv demo
@@ -75,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _status(words: list[str]) -> int:
-    if words[:1] == ["help"]:
+    while words[:1] == ["help"]:
         words = [*words[1:], "--help"]
     if not words or words[0] in ("-h", "--help"):
         print(_HELP)
@@ -97,6 +98,11 @@ class TerminatedError(KeyboardInterrupt):
     """Interruption by SIGTERM, which has a different exit status from Ctrl-C."""
 
 
+def interrupted(stop: KeyboardInterrupt) -> int:
+    """Return the exit status after an interruption."""
+    return 128 + (signal.SIGTERM if isinstance(stop, TerminatedError) else signal.SIGINT)
+
+
 def _terminate(*_: object) -> None:
     raise TerminatedError
 
@@ -104,21 +110,23 @@ def _terminate(*_: object) -> None:
 def _run(name: str, words: list[str]) -> int:
     in_main = threading.current_thread() is threading.main_thread()  # signal handlers can be set only there
     before = signal.signal(signal.SIGTERM, _terminate) if in_main else None
+    arguments = None
     try:
         command = importlib.import_module(f"attnconv.cli.{name}_command")
-        return int(command.run(parse(command.Arguments, words)) or 0)
+        arguments = command.Arguments
+        return int(command.run(parse(arguments, words)) or 0)
     except KeyboardInterrupt as stop:
         from attnconv.training.processes import is_first_process
 
         if is_first_process():
             print(in_flags(str(stop)) or "attnconv: stopped.", file=sys.stderr)
-        return 128 + (signal.SIGTERM if isinstance(stop, TerminatedError) else signal.SIGINT)
+        return interrupted(stop)
     except BrokenPipeError:
         raise
     except (ValueError, TypeError, OSError, ImportError, ArithmeticError) as error:
         if isinstance(error, ModuleNotFoundError):
             error = missing(error, on_command_line=True) or error
-        print(f"attnconv {name}: {printable(in_flags(str(error)), lines=True)}", file=sys.stderr)
+        print(f"attnconv {name}: {printable(in_flags(str(error), arguments), lines=True)}", file=sys.stderr)
         return 2 if isinstance(error, SettingsError) else 1
     finally:
         if in_main:

@@ -3,6 +3,7 @@
 import re
 import shlex
 import sys
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,9 +23,9 @@ class Arguments(AttentionOptions):
 
     Examples:
         attnconv audit runs/quadratic-digits --data digits
-        attnconv audit timm:vit_tiny_patch16_224 --pretrained --data PATH/TO/IMAGES
-        attnconv audit hf:facebook/deit-tiny-patch16-224 --pretrained --data PATH/TO/IMAGES
-        attnconv audit my_package.models:network --data PATH/TO/IMAGES --image-size 192x256
+        attnconv audit timm:vit_tiny_patch16_224 --pretrained --data photos
+        attnconv audit hf:facebook/deit-tiny-patch16-224 --pretrained --data photos
+        attnconv audit my_package.models:network --data photos --image-size 192x256
 
     Attributes:
         model: Preset, run folder, weights file, timm:NAME, hf:NAME, torchvision:NAME or package.module:function.
@@ -51,7 +52,7 @@ def run(arguments: Arguments) -> None:
     require_room("--out", out)
     from attnconv.inspect import audit
     from attnconv.report.audit_report import LAYER_COLUMNS, layer_row, write_audit
-    from attnconv.training.progress_bars import working
+    from attnconv.training.progress_bars import tracked
 
     subject = Subject.load(arguments.model, arguments)
     reading = {**arguments.reading(), "skip_unreadable": arguments.skip_unreadable}
@@ -64,8 +65,9 @@ def run(arguments: Arguments) -> None:
         pictures, scale = subject.images(arguments.data, arguments)
         images, notes = subject.normalised(pictures, scale), pictures.notes
         about = f"Measured on {len(images)} images of {arguments.data}, {size}."
-    with working(f"Auditing {arguments.model}"):
-        found = audit(subject.loaded.model, images, queries=arguments.queries, **reading)
+    batches = images.split(8)
+    with closing(tracked(batches, f"Auditing {arguments.model}", len(batches))) as shown:
+        found = audit(subject.loaded.model, shown, queries=arguments.queries, **reading)
     if arguments.data is None:
         require_positions_only(found)
     source = subject.loaded.source

@@ -3,7 +3,7 @@
 from dataclasses import asdict, dataclass
 from typing import Literal
 
-from attnconv._util.settings import Problem, SettingsError
+from attnconv._util.settings import SettingsError
 
 
 @dataclass(frozen=True)
@@ -15,13 +15,13 @@ class Arguments:
 
     Examples:
         attnconv calibrate
-        attnconv calibrate --device cuda
+        attnconv calibrate --accelerator cuda
 
     Attributes:
-        device: Device to measure.
+        accelerator: Device to measure.
     """
 
-    device: Literal["cpu", "cuda"] = "cpu"
+    accelerator: Literal["cpu", "cuda"] = "cpu"
 
 
 def run(arguments: Arguments) -> None:
@@ -29,13 +29,13 @@ def run(arguments: Arguments) -> None:
     import torch
 
     from attnconv.operators.planner import calibrate, keep
+    from attnconv.training.run_checks import missing_accelerator
 
-    if arguments.device == "cuda" and not torch.cuda.is_available():
-        fix = "torch finds no GPU. Pass --device cpu."
-        raise SettingsError([Problem("--device", "must be an available device", arguments.device, fix)])
+    if wrong := missing_accelerator(arguments.accelerator):
+        raise SettingsError(wrong)
     torch.set_flush_denormal(True)
-    found = calibrate(arguments.device)
-    path = keep(found, arguments.device)
+    found = calibrate(arguments.accelerator)
+    path = keep(found, arguments.accelerator)
     for name, value in asdict(found).items():
         print(f"{name:12} {value:.3g}")
     print(f"Calibration: {path}")

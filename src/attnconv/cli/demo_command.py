@@ -6,6 +6,7 @@ from pathlib import Path
 
 from attnconv._util.errors import bad
 from attnconv._util.settings import Natural
+from attnconv.cli.output import resumed_by
 from attnconv.training.recipes import recipe
 from attnconv.training.run_folder import RunFolder, writing
 
@@ -45,7 +46,8 @@ def run(arguments: Arguments) -> None:
 
     about = f"{PRESET} on scikit-learn's digits, {settings.train.epochs} epochs"
     print(f"\n2. Training an attention-only model ({about})", flush=True)
-    result = fit(settings, arguments.out, command=["attnconv", "demo"]).result()
+    with resumed_by(f"`attnconv train {PRESET} --out {arguments.out} --resume`"):
+        result = fit(settings, arguments.out, command=["attnconv", "demo"]).result()
     assert result is not None  # because the training is complete
     print(f"   test accuracy {result['last']['test']['accuracy']:.2%} after the last epoch")
     print("\n3. The positions that its heads attend to")

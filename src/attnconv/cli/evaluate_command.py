@@ -62,7 +62,7 @@ def run(arguments: Arguments) -> None:
     from attnconv.data.load_splits import load_data
     from attnconv.models.model_loader import load as load_model
     from attnconv.training.evaluation import device_of, evaluate
-    from attnconv.training.progress_bars import downloading
+    from attnconv.training.progress_bars import downloading, working
     from attnconv.training.run_checks import missing_accelerator
 
     if wrong := missing_accelerator(arguments.accelerator):
@@ -79,6 +79,7 @@ def run(arguments: Arguments) -> None:
     images = data.test if arguments.split == "test" else data.validation
     mean, std, device = loaded.mean or data.mean, loaded.std or data.std, device_of(arguments.accelerator)
     size, precision = arguments.batch_size, arguments.precision
-    found = evaluate(loaded.model, images, mean=mean, std=std, batch_size=size, precision=precision, device=device)
+    with working(f"Evaluating {arguments.model}"):
+        found = evaluate(loaded.model, images, mean=mean, std=std, batch_size=size, precision=precision, device=device)
     print(f"{loaded.source} on the {arguments.split} images of {arguments.data.name}:")
     print(f"accuracy {found.accuracy:.2%}, loss {found.loss:.4f}, {found.images} images")

@@ -1,6 +1,7 @@
 """`attnconv explore [MODEL]`: serve or write an interactive page about the heads of a model."""
 
 import os
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -69,6 +70,7 @@ def _inspect(arguments: Arguments) -> tuple[bytes, Any]:
     from attnconv.explorer import Pictures, Session, example, payload, snapshots_of
     from attnconv.inspect import audit
     from attnconv.models.presets import PRESETS
+    from attnconv.training.progress_bars import working
     from attnconv.training.run_folder import RunFolder
 
     demo = DemoArguments().out
@@ -89,11 +91,12 @@ def _inspect(arguments: Arguments) -> tuple[bytes, Any]:
     data = arguments.data or ("digits" if on_digits else None)
     found, (mean, std) = (None, subject.normalisation) if data is None else subject.images(data, arguments)
     session = Session(model, subject.sizes, mean=mean, std=std, options=options)
-    if found is None:
+    with working(f"Recording the attention of {name}"):
+        if found is not None:
+            return session.payload(found.pixels, found.names), session.answer
         noise = subject.noise(2)
         require_positions_only(audit(model, noise, queries=1, **reading))
         return payload(model, noise, pictures=Pictures(), **options), session.answer
-    return session.payload(found.pixels, found.names), session.answer
 
 
 def title_of(name: str) -> str:
@@ -109,6 +112,7 @@ def _serve(arguments: Arguments, content: bytes, answer: Any, page: str) -> None
     import threading
     import webbrowser
 
+    from attnconv.cli import interrupted
     from attnconv.explorer import app, listen, server_for
 
     at_work = threading.Lock()
@@ -126,7 +130,8 @@ def _serve(arguments: Arguments, content: bytes, answer: Any, page: str) -> None
         webbrowser.open(address)
     try:
         server.run(sockets=[place])
-    except KeyboardInterrupt:
-        print("Explorer: stopped.", flush=True)
-        if at_work.locked():
-            os._exit(0)  # otherwise the interpreter would wait for the model's forward pass
+    except KeyboardInterrupt as stop:
+        if at_work.locked():  # otherwise the interpreter would wait for the model's forward pass
+            print("attnconv: stopped.", file=sys.stderr, flush=True)
+            os._exit(interrupted(stop))
+        raise

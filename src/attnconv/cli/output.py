@@ -3,7 +3,8 @@
 An output folder must be new, empty or written by an earlier call, which marks it with the file `.attnconv`.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -50,6 +51,15 @@ def print_comparison(found: "Comparison", title: str) -> None:
     relative = found.error / found.scale if found.scale else 0.0
     outputs = f"for outputs up to {found.scale:.3g} ({relative:.1e} relative)"
     print_text(f"Network: maximum difference {found.error:.1e} {outputs}.")
+
+
+@contextmanager
+def resumed_by(command: str) -> Iterator[None]:
+    """Name the command that continues the training if it is interrupted."""
+    try:
+        yield
+    except KeyboardInterrupt as stop:
+        raise type(stop)(str(stop).replace("resume=True", command)) from None
 
 
 def require_room(flag: str, folder: Path | None) -> None:

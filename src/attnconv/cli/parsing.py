@@ -30,7 +30,9 @@ Nested: TypeAlias = dict[str, Any]
 Defaults: TypeAlias = tuple[Nested, Mapping[str, str]]
 _NARROW = 50  # maximum length of a list of choices next to its flag; longer lists are part of the help text
 _BARE = re.compile(r"^(?:settings\.)?(?:(?:model|train)\.)?")  # prefixes that flags omit
-# Arguments of the library's functions and the flags that set them.
+# Arguments of the library's functions and the flags that set them. Those in `_LABELS` are replaced only where a message
+# starts with them, since messages also contain Python code with them.
+_LABELS = {"alpha": "--alpha", "only": "--only", "prefix": "--prefix"}
 _FLAGS = {"run_dir": "--out", "size": "--image-size"} | {
     name: f"--{name.replace('_', '-')}"
     for name in ("image_size", "layers", "port", "resume", "skip_broken", "skip_unreadable", "start_from")
@@ -83,7 +85,7 @@ def parse(command: type[T], words: Sequence[str]) -> T:
     that lists all invalid words and values.
     """
     arguments = list(arguments_of(command))
-    given, wrong = _given(arguments, words)
+    given, wrong, misspelt = _given(arguments, words)
     wants_help = given.pop("help", False)
     values: Nested = {}
     origins: Mapping[str, str] = {}
@@ -100,6 +102,8 @@ def parse(command: type[T], words: Sequence[str]) -> T:
     except SettingsError as error:
         for problem in error.problems:
             name = flags.get(problem.name, problem.name.removeprefix("settings."))
+            if misspelt and name.isupper():  # the value of an unknown flag may have been read as this argument
+                continue
             origin = problem.origin if problem.name in given else origins.get(problem.name, problem.origin)
             wrong.append(replace(problem, name=name, origin=origin))
     if wrong:
@@ -138,8 +142,8 @@ def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> Nested:
     return values
 
 
-def in_flags(text: str) -> str:
-    """Replace the Python names of arguments in a message from the library with flags.
+def in_flags(text: str, command: type | None = None) -> str:
+    """Replace the Python names of arguments in a message with flags, or with the command's MODEL, RUN and so on.
 
     Example:
         >>> in_flags("train.batch_size: must be 4, got 3. Pass train.epochs=2, or raise optim.clip.")
@@ -147,24 +151,28 @@ def in_flags(text: str) -> str:
     """
     from attnconv.training.settings import RunSettings
 
+    several = () if command is None else arguments_of(command)
+    labels = _LABELS | {argument.name: argument.flags[0] for argument in several if argument.positional}
+    label = rf"(^|: )({'|'.join(labels)})(?=: )"
+    text = re.sub(label, lambda found: found[1] + labels[found[2]], text, flags=re.MULTILINE)
     flags = _FLAGS | {argument.name: argument.flags[0] for argument in arguments_of(RunSettings)}
 
     def spelled(found: re.Match[str]) -> str:
         name, value = found["name"], found["value"]
         if value is None:
-            labels = "." in name or text.startswith(": ", found.end())
-            return flags[name] if labels else found[0]
+            labelled = "." in name or text.startswith(": ", found.end())
+            return flags[name] if labelled else found[0]
         if value in ("True", "False"):
             return flags[name] if value == "True" else flags[name].replace("--", "--no-", 1)
         return f"{flags[name]} {re.sub('[][]|' + chr(39), '', value).replace(', ', ',')}"
 
     names = "|".join(re.escape(name) for name in sorted(flags, key=len, reverse=True))
     value = r"=(?P<value>'[^']*'|\[[^\]]*\]|[\w+-]+(?:\.\w+)*)"
-    return re.sub(rf"(?<![\w./-])(?P<name>{names})(?:{value}|(?![\w/=-]|\.\w))", spelled, text)
+    return re.sub(rf"(?<![\w./-])(?:settings\.)?(?P<name>{names})(?:{value}|(?![\w/=-]|\.\w))", spelled, text)
 
 
-def _given(arguments: Sequence[Argument], words: Sequence[str]) -> tuple[Nested, list[Problem]]:
-    """Return the values given, by dotted name, and the problems with words that cannot be parsed."""
+def _given(arguments: Sequence[Argument], words: Sequence[str]) -> tuple[Nested, list[Problem], bool]:
+    """Return the values by dotted name, the problems with invalid words, and whether a flag is unknown."""
     parser = argparse.ArgumentParser(
         add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS, exit_on_error=False
     )
@@ -193,7 +201,7 @@ def _given(arguments: Sequence[Argument], words: Sequence[str]) -> tuple[Nested,
     if others[len(positional) :] and not unknown:
         names = " and ".join(("flags", *(argument.flags[0] for argument in positional)))
         wrong.append(Problem("arguments", f"must be {names}", repr(" ".join(others)), "See --help."))
-    return values, wrong
+    return values, wrong, bool(unknown)
 
 
 def add_option(parser: argparse.ArgumentParser, argument: Argument) -> argparse.Action:

@@ -8,14 +8,15 @@ from attnconv._util.settings import Natural
 from attnconv.cli.parsing import Positional
 
 _MOST_TINT = 32  # maximum difference between channels, of 255; greyscale JPEG files and scans stay below it
+_MOST_COLOURED = 0.01  # maximum fraction of pixels above it; scans have some at edges
 
 
 @dataclass(frozen=True)
 class Arguments:
     """Print the most probable classes of an image.
 
-    Models trained on greyscale images, such as digits, reject colour images, because the predictions would be
-    meaningless.
+    Models trained on greyscale images, such as digits, reject colour images, since their predictions would be
+    meaningless. Models trained on colour images accept greyscale ones. Nothing else about the content is checked.
 
     Examples:
         attnconv predict frog.png runs/quadratic-small
@@ -45,7 +46,7 @@ def run(arguments: Arguments) -> None:
         fix = "Pass a run folder or a weights file written by `attnconv train`."
         raise ValueError(bad("MODEL", "must contain class names and a normalisation", loaded.source, fix))
     if loaded.settings.image_channels == 1:
-        _require_grey(arguments.image, loaded.settings.image_size)
+        _require_grey(arguments.image)
     image = read_image(arguments.image, loaded.settings.image_size, channels=loaded.settings.image_channels)
     dtype = next(parameter.dtype for parameter in loaded.model.parameters())
     with torch.inference_mode():
@@ -58,11 +59,18 @@ def run(arguments: Arguments) -> None:
         print(f"{probability:7.2%}  {printable(loaded.classes[index])}")
 
 
-def _require_grey(file: Path, size: int) -> None:
-    from attnconv.data.image_files import read_image
+def _require_grey(file: Path) -> None:
+    """Raise `ValueError` for a colour image; this is tested before scaling, which may average colours to grey."""
+    from PIL import ImageChops
 
-    pixels = read_image(file, size).int()
-    if int((pixels.amax(0) - pixels.amin(0)).max()) > _MOST_TINT:
+    from attnconv.data.image_files import open_picture
+
+    with open_picture(file) as image:
+        red, green, blue, _ = image.convert("RGBA").split()  # RGBA, since palettes may contain transparent colours
+        most = ImageChops.lighter(ImageChops.lighter(red, green), blue)
+        least = ImageChops.darker(ImageChops.darker(red, green), blue)
+        counts = ImageChops.difference(most, least).histogram()
+    if sum(counts[_MOST_TINT + 1 :]) > _MOST_COLOURED * sum(counts):
         fix = "Convert it to greyscale if it resembles the model's training images."
         raise ValueError(bad("IMAGE", "must be greyscale for this model", f"{file}, a colour image", fix))
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING
 
-from attnconv._util.settings import Fine, Natural, Problem
+from attnconv._util.settings import Fine, Natural, Positive, Problem
 from attnconv.cli.image_inputs import ImageOptions, Subject, example_images
 from attnconv.cli.output import print_comparison, print_table, print_text
 from attnconv.cli.parsing import Positional
@@ -44,7 +44,7 @@ class Arguments(ImageOptions):
     model: Positional[str | None] = None
     cases: Natural = 200
     seed: int = 0
-    alpha: float | None = None
+    alpha: Positive | None = None
 
     def conflicts(self, _: Fine) -> Iterator[Problem]:
         for name in ("data", "image_size", "pretrained", "alpha"):

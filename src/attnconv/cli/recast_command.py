@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from attnconv._util.errors import bad
+from attnconv._util.settings import Positive
 from attnconv.cli.image_inputs import ImageOptions, Subject, example_images
 from attnconv.cli.output import print_comparison
 from attnconv.cli.parsing import Positional
@@ -43,7 +44,7 @@ class Arguments(ImageOptions):
     out: Path | None = None
     export: Path | None = None
     onnx: Path | None = None
-    alpha: float | None = None
+    alpha: Positive | None = None
     weights: Literal["slices", "nearest"] = "slices"
     only: tuple[str, ...] = ()
 

@@ -32,9 +32,12 @@ def run(arguments: Arguments) -> None:
     """Write the report and print its path."""
     require_room("--out", arguments.out)
     from attnconv.report import write_report
+    from attnconv.training.progress_bars import working
     from attnconv.training.run_folder import RunFolder
 
     if arguments.out is not None:
         RunFolder(arguments.run).settings()  # raises before the output folder is created
         mark(arguments.out)
-    print(f"Report: {write_report(arguments.run, arguments.out, publication=arguments.publication)}")
+    with working("Drawing figures"):
+        page = write_report(arguments.run, arguments.out, publication=arguments.publication)
+    print(f"Report: {page}")

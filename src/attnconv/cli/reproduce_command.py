@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from attnconv._util.settings import Fine, Natural, Problem
-from attnconv.cli.output import print_table
+from attnconv.cli.output import print_table, resumed_by
 from attnconv.cli.parsing import in_flags
 from attnconv.paper import training_plan
 from attnconv.paper.training_plan import PRUNED, SOURCE, PlannedRun, ScaleName
@@ -41,6 +41,7 @@ class Arguments:
         plan: Print the planned runs and exit.
         draw: Skip training; write the figures and tables of the existing runs, and report settings that differ from
             those of the scale.
+        publication: Prepare figures for print: add PDF files, omit titles, and keep the text of SVG files editable.
     """
 
     scale: ScaleName = "tiny"
@@ -50,6 +51,7 @@ class Arguments:
     data_root: str = "data"
     plan: bool = False
     draw: bool = False
+    publication: bool = False
 
     def conflicts(self, _: Fine) -> Iterator[Problem]:
         if unknown := [name for name in self.only if name not in training_plan.ALL_RUNS]:
@@ -96,7 +98,8 @@ def _write(arguments: Arguments, out: Path, notes: list[str]) -> None:
     command = shlex.join(["attnconv", "reproduce", "--scale", arguments.scale, *options])
     with working("Drawing figures and tables"):
         runs = training_plan.runs_in(out)
-        page = write_paper(runs, out, data_root=arguments.data_root, command=command, notes=notes)
+        data_root, publication = arguments.data_root, arguments.publication
+        page = write_paper(runs, out, data_root=data_root, command=command, notes=notes, publication=publication)
     print("\n".join([*notes, f"Figures and tables: {page}"]))
 
 
@@ -144,4 +147,5 @@ def _train(planned: PlannedRun, out: Path, notes: list[str]) -> None:
     if planned.state == "finished":
         check_folder(folder, settings, resume=True)  # the tables must not mix settings
     else:
-        fit(settings, folder.path, resume=True, start_from=start, command=["attnconv", *sys.argv[1:]])
+        with resumed_by("repeating the command"):
+            fit(settings, folder.path, resume=True, start_from=start, command=["attnconv", *sys.argv[1:]])

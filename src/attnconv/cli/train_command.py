@@ -1,6 +1,7 @@
 """`attnconv train [PRESET]`: train a model, with a flag for each setting and defaults from the preset's recipe."""
 
 import json
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -80,10 +81,7 @@ class Arguments:
             return {"preset": preset, "settings": merged(plain(before), file)}, _origins(file, config)
         values = merged(values, file)
         if given.get("start_from") is not None:
-            from attnconv.models.checkpoint import read_checkpoint
-            from attnconv.models.model_loader import checkpoint_file
-
-            values["model"] = plain(read_checkpoint(checkpoint_file(given["start_from"])).settings)
+            values["model"] = _model_of(given["start_from"])
         elif "model.classes" not in flat(file) and (count := _classes(values, given)):
             values = merged(values, {"model": {"classes": count}})
         label = {} if preset is None else {"preset": preset}
@@ -104,6 +102,19 @@ def run(arguments: Arguments) -> None:
     fit(arguments.settings, folder, resume=arguments.resume, start_from=arguments.start_from, command=command)
     if is_first_process():
         print(f"Run: {folder}. To draw its figures: attnconv report {folder}")
+
+
+def _model_of(start: Path) -> Nested:
+    """Return the settings of the model whose weights --start-from names."""
+    from attnconv.models.checkpoint import read_checkpoint
+    from attnconv.models.model_loader import checkpoint_file
+
+    try:
+        return plain(read_checkpoint(checkpoint_file(start)).settings)
+    except (OSError, ValueError) as error:
+        if isinstance(error, SettingsError):
+            raise
+        raise ValueError(re.sub(r"^(model|checkpoint): ", "--start-from: ", str(error))) from error
 
 
 def _classes(values: Nested, given: Mapping[str, Any]) -> int:

@@ -337,7 +337,7 @@ def read_pictures(
         fix = "Replace or remove them, or pass skip_broken=True:\n" + _listed(broken)
         raise ValueError(bad(str(folder), "must contain only valid images", f"broken files ({len(broken)})", fix))
     if not found:
-        got = f"only broken files:\n{_listed(broken)}" if broken else "none"
+        got = f"only broken files:\n{_listed(broken).removesuffix('.')}" if broken else "none"
         raise ValueError(bad(str(folder), f"must contain images ({', '.join(SUFFIXES)})", got))
     notes = [f"Skipped a broken file. {sentence}" for sentence in broken]
     if enlarged := [f"{name} {factor:.1f} times" for name, _, factor in found if factor > MOST_ENLARGED]:

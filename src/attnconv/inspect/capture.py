@@ -222,6 +222,7 @@ class _Visit:
     unreadable: Callable[[str, str], object] | None
     refused: dict[str, tuple[nn.Module, str]] = field(default_factory=dict)
     seen: dict[str, None] = field(default_factory=dict)  # in the order in which they run
+    present: dict[str, None] = field(default_factory=dict)  # names of all attention modules, in the same order
     running: list[Running] = field(default_factory=list)
     visiting: bool = False  # whether `visit` is running; the calls that it makes are ignored
     own: int = 0  # number of this library's layers that are running; calls inside them are ignored
@@ -290,6 +291,7 @@ class _Visit:
         rows.release()
 
     def _wanted(self, name: str) -> bool:
+        self.present[name] = None
         return self.layers is None or name in self.layers
 
     def _hand_over(self, name: str, operator: AttentionOperator) -> None:
@@ -326,7 +328,7 @@ class _Visit:
         self.raise_refusal()
         if missing := sorted((self.layers or frozenset()) - self.seen.keys()):
             requirement = "must be names of modules that compute attention"
-            fix = "Without `layers`, visit_attention passes all names to `visit`."
+            fix = f"Names of all attention modules: {', '.join(self.present) or 'none'}."
             raise ValueError(bad("layers", requirement, repr(missing), fix))
         if not self.seen and not self.refused:
             fix = "It ran no layer from this library, no attention function of PyTorch and no softmax over keys."

@@ -109,8 +109,8 @@ def load(
         raise FileNotFoundError(bad("model", "must be an existing run folder or checkpoint", f"nothing at {spec}"))
     if colon:
         return _load_function(library, name)
-    timm = f"A timm model is named timm:{spec}." if "_" in spec else ""
-    fix = did_you_mean(spec, PRESETS) or timm or "`attnconv models` lists the presets."
+    fix = did_you_mean(spec, PRESETS) or "`attnconv models` lists the presets."
+    fix += "" if "-" in spec else f" For the timm model of this name, pass timm:{spec}."  # no name in timm has a hyphen
     raise ValueError(bad("model", f"must be {_FORMS}", repr(spec), fix))
 
 

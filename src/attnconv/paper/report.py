@@ -43,6 +43,7 @@ def write_paper(
     data_root: str | None = None,
     command: str = "attnconv reproduce",
     notes: Sequence[str] = (),
+    publication: bool = False,
 ) -> Path:
     """Write a page with the paper's figures and tables for which runs exist, and a list of those that are missing.
 
@@ -54,6 +55,7 @@ def write_paper(
         data_root: Folder that contains CIFAR-10; None for the folder in the settings of each run.
         command: Command shown on the page; it trains a missing model NAME if ` --only NAME` is appended.
         notes: Sentences for the top of the page.
+        publication: Also write the figures as PDF, omit their titles, and keep the text in SVG files editable.
 
     Returns:
         The path of the page, `index.html`.
@@ -68,7 +70,8 @@ def write_paper(
     known = {name: several for name, several in every.items() if name in PAPER_MODELS}
     out, missing = Path(out), list[str]()
     first = {name: several[0] for name, several in known.items()}
-    figures = [_figure(first, number, out, command, missing) for number in FIGURES]
+    folder = FigureFolder(out / "figures", publication)
+    figures = [_figure(first, number, folder, command, missing) for number in FIGURES]
     written = _tables(every, known, command, missing)
     (out / "tables").mkdir(parents=True, exist_ok=True)
     for stem, made in written.items():
@@ -89,13 +92,15 @@ def write_paper(
     return path
 
 
-def _figure(runs: Mapping[str, RunData], number: int, out: Path, command: str, missing: list[str]) -> Section:
+def _figure(
+    runs: Mapping[str, RunData], number: int, folder: FigureFolder, command: str, missing: list[str]
+) -> Section:
     """Draw and save one figure; add the reasons why it cannot be drawn to `missing`."""
     title, planned, notes = f"Figure {number}", FIGURES[number], list[str]()
     there = {name: runs[name] for name in planned.models if name in runs and runs[name].folder.metrics()}
     if absent := " ".join(name for name in planned.models if name not in there):
         notes.append(f"{title}: no run of {absent.replace(' ', ', ')}. To train it: {command} --only {absent}")
-    figures, name, figure = FigureFolder(out / "figures"), f"figure-{number:02d}", None
+    name, figure = f"figure-{number:02d}", None
     if there or not planned.models:
         try:
             figure = planned.draw(title, *there.values())
@@ -103,14 +108,14 @@ def _figure(runs: Mapping[str, RunData], number: int, out: Path, command: str, m
             notes.append(f"{title} could not be drawn: {error}")
     missing += notes
     if figure is None:
-        for ending in ("png", "svg"):  # from an earlier call with different runs
-            (figures.path / f"{name}.{ending}").unlink(missing_ok=True)
+        for ending in ("png", "svg", "pdf"):  # from an earlier call with different runs
+            (folder.path / f"{name}.{ending}").unlink(missing_ok=True)
         return Section(title, notes=notes)
     epochs = (f"{run.settings.preset} after epoch {run.folder.metrics()[-1]['epoch']}" for run in there.values())
     origin = f" From {', '.join(epochs)}." if there else ""
     unit = there[planned.models[0]].unit if len(planned.models) == 1 else ""
     alt, caption = f"{title}. {CAPTIONS[number]}", f"{CAPTIONS[number]}{unit}{origin}"
-    return Section(title, pictures=[figures.add(figure, name, alt=alt, caption=caption)], notes=notes)
+    return Section(title, pictures=[folder.add(figure, name, alt=alt, caption=caption)], notes=notes)
 
 
 def _tables(every: Runs, known: Runs, command: str, missing: list[str]) -> dict[str, PaperTable]:

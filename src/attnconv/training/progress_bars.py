@@ -1,6 +1,6 @@
 """Progress of downloads, training and other long operations, on standard error."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TypeVar, final
 
@@ -80,7 +80,7 @@ def working(text: str) -> Iterator[None]:
         yield
 
 
-def tracked(items: Iterable[T], text: str, total: int) -> Iterator[T]:
+def tracked(items: Iterable[T], text: str, total: int) -> Generator[T, None, None]:
     """Yield the items; on a terminal, also show a progress bar."""
     console = Console(stderr=True)
     yield from bars.track(items, text, total, console=console, transient=True, disable=not console.is_terminal)
