@@ -228,7 +228,8 @@ def test_served_until_it_is_interrupted(
 
     monkeypatch.setattr(uvicorn.Server, "run", interrupted)
     status, out, err = call(capsys, "quadratic-digits", "--port", "0")
-    assert (status, err) == (130, "attnconv: stopped.\n")
+    assert (status, err) == (130, "")
+    assert out.endswith("Explorer: stopped.\n")
     address = re.search(r"http://127\.0\.0\.1:\d+/", out)
     assert address is not None
     assert opened == [address[0]]

@@ -1,5 +1,6 @@
 """The explorer's server as the command runs it, with a small model: `python -m tests.explorer.served`."""
 
+import sys
 import time
 from collections.abc import Callable
 
@@ -31,7 +32,7 @@ def main() -> None:
     torch.set_num_threads(1)
     model = nn.Sequential(nn.Conv2d(3, 8, 64, stride=64), SelfAttention2d(8, 4, heads=2))
     session = Session(model, SIZES, mean=(0.5,) * 3, std=(0.5,) * 3)
-    _serve(Arguments(port=0, browser=False), bytes(PAYLOAD_BYTES), slow(session), PAGE)
+    sys.exit(_serve(Arguments(port=0, browser=False), bytes(PAYLOAD_BYTES), slow(session), PAGE))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
 """`attnconv explore [MODEL]`: serve or write an interactive page about the heads of a model."""
 
 import os
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -51,18 +50,18 @@ class Arguments(AttentionOptions):
     browser: bool = True
 
 
-def run(arguments: Arguments) -> None:
+def run(arguments: Arguments) -> int:
     """Load the model, record its attention, and serve or write the page."""
     require_room("--export", arguments.export)
     from attnconv.explorer import export, find_page
 
     page = find_page()  # raises early if the page has not been built
     content, answer = _inspect(arguments)
-    if arguments.export is not None:
-        mark(arguments.export)
-        print(f"Explorer: {export(content, arguments.export)}")
-    else:
-        _serve(arguments, content, answer, page)
+    if arguments.export is None:
+        return _serve(arguments, content, answer, page)
+    mark(arguments.export)
+    print(f"Explorer: {export(content, arguments.export)}")
+    return 0
 
 
 def _inspect(arguments: Arguments) -> tuple[bytes, Any]:
@@ -108,7 +107,8 @@ def title_of(name: str) -> str:
     return "/".join(part for part in path.parts[-2:] if part != path.anchor)
 
 
-def _serve(arguments: Arguments, content: bytes, answer: Any, page: str) -> None:
+def _serve(arguments: Arguments, content: bytes, answer: Any, page: str) -> int:
+    """Serve the page until interrupted; return the exit status."""
     import threading
     import webbrowser
 
@@ -131,7 +131,8 @@ def _serve(arguments: Arguments, content: bytes, answer: Any, page: str) -> None
     try:
         server.run(sockets=[place])
     except KeyboardInterrupt as stop:
-        if at_work.locked():  # otherwise the interpreter would wait for the model's forward pass
-            print("attnconv: stopped.", file=sys.stderr, flush=True)
-            os._exit(interrupted(stop))
-        raise
+        print("Explorer: stopped.", flush=True)
+        if at_work.locked():
+            os._exit(interrupted(stop))  # otherwise the interpreter would wait for the model's forward pass
+        return interrupted(stop)
+    return 0
