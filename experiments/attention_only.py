@@ -69,7 +69,7 @@ class Settings:
     """Folder of CIFAR-10."""
     out: Path | None = None
     """Output folder for the tables; None only prints them."""
-    kept: Path = Path("runs/attention-only")
+    kept: Path = Path("results/attention-only/runs")
     """Folder of finished and interrupted runs."""
     rows: tuple[str, ...] = tuple(ROWS)
     """Rows of the table, see ROWS."""

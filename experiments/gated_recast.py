@@ -46,7 +46,7 @@ class Settings:
     """Folder of CIFAR-10."""
     out: Path | None = None
     """Output folder for the table; None only prints it."""
-    kept: Path = Path("runs/gated-recast")
+    kept: Path = Path("results/gated-recast/runs")
     """Folder of finished and interrupted runs."""
     networks: tuple[str, ...] = NETWORKS
     """Networks to train."""

@@ -75,21 +75,21 @@ class Settings:
     """Folder of CIFAR-10."""
     out: Path | None = None
     """Output folder for the tables; None only prints them."""
-    kept: Path = Path("runs/starts")
+    kept: Path = Path("results/starts/runs")
     """Folder of finished and interrupted runs."""
     rows: tuple[str, ...] = tuple(ROWS)
     """Rows of the table, see ROWS."""
     seeds: tuple[int, ...] = (0, 1, 2)
     """Seeds of the runs of each row."""
-    width: int = 128
+    width: int = 96
     """Number of channels."""
-    heads: int = 4
+    heads: int = 3
     """Number of heads per layer."""
     depth: int = 4
     """Number of layers."""
-    patch: int = 4
+    patch: int = 2
     """Side of a patch in pixels."""
-    epochs: int = 20
+    epochs: int = 4
     """Number of epochs."""
     batch_size: int = 125
     """Batch size."""
