@@ -50,13 +50,14 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Curve:
-    """Measurements of a run, one per epoch; accuracies are from 0 to 1."""
+    """Measurements of a run, one per epoch; accuracies are from 0 to 1. `settings` identifies the run."""
 
     parameters: int
     loss: list[float]
     train_accuracy: list[float]
     test_accuracy: list[float]
     seconds: list[float]
+    settings: Any
 
 
 def data_of(recipe: Recipe, root: Path) -> Splits:
@@ -79,20 +80,20 @@ def trained(
     """
     on = [key, plain(replace(settings, data=replace(settings.data, root="")))]
     state = kept_file(folder, name, on).with_suffix(".state")
-    return kept(folder, name, on, lambda: _train(state, make, settings, data))
+    return kept(folder, name, on, lambda: _train(state, on, make, settings, data))
 
 
-def _train(file: Path, make: Callable[[], nn.Module], settings: RunSettings, data: Splits) -> Curve:
+def _train(file: Path, on: Any, make: Callable[[], nn.Module], settings: RunSettings, data: Splits) -> Curve:
     device = device_of(settings.train.accelerator)
     file.parent.mkdir(parents=True, exist_ok=True)
     with numerics(device):
         model = make()
-        curve = Curve(sum(weight.numel() for weight in model.parameters()), [], [], [], [])
+        curve = Curve(sum(weight.numel() for weight in model.parameters()), [], [], [], [], on)
         loop = TrainingLoop(settings, model, data, device)
         if file.is_file():
             state = read_state(file)
             loop.load_state(state)
-            curve = Curve(**state["curve"])
+            curve = Curve(**{**state["curve"], "settings": on})
         while loop.epoch < settings.train.epochs:
             start = time.perf_counter()
             loop.train_epoch(lambda: None)
