@@ -9,7 +9,8 @@ least one such step. The jobs are, in this order:
 
     quadratic and resnet18, three seeds; generalised, pruned, learned, 16 heads; learned with content, with fewer
     epochs (stated in its name); quadratic with attention dropout, with the same number of epochs; fast CNNs, recast
-    (`experiments.fast_recast`); sequences (`experiments.sequence`); better recipes for quadratic and resnet18
+    (`experiments.fast_recast`); sequences (`experiments.sequence`); initialisations of a vision transformer
+    (`experiments.starts`); better recipes for quadratic and resnet18
     (`experiments.recipes`); resnet18 recast and fine-tuned (`experiments.recast_resnet`)
 
 A script that was stopped three times before it finished is moved behind the other jobs.
@@ -61,6 +62,10 @@ from experiments.recipe_candidates import over_epochs
 FIRST: tuple[str, ...] = ("quadratic", "resnet18")
 NEXT: tuple[str, ...] = (SOURCE, PRUNED, "learned", "quadratic-16-heads")
 CONTENT = "learned-content"
+VIT = (  # ViT-Ti with 16 x 16 tokens, and the initialisations that it is trained with
+    *("--width", "192", "--heads", "3", "--depth", "12", "--patch", "2", "--epochs", "100"),
+    *("--rows", "default", "convolution", "impulse", "mimetic", "conditioned"),
+)
 DONE, FAILED, MORE = 0, 1, 3
 LEAST_SECONDS = 5.0  # minimum time left to start a job
 CHECKPOINT_EVERY = 5  # epochs between checkpoints of long runs; an epoch takes seconds
@@ -228,7 +233,9 @@ def adjusted(run: PlannedRun, precision: str | None, *, compiled: bool) -> Plann
 def other_jobs(arguments: argparse.Namespace) -> list[Job]:
     """Return the jobs of other scripts; at scale tiny only those that use run folders."""
     if importlib.util.find_spec("tyro") is None:
-        print("tyro: not installed; skipping fast-recast, sequence, recipes and recast-resnet.", file=sys.stderr)
+        print(
+            "tyro: not installed; skipping fast-recast, sequence, starts, recipes and recast-resnet.", file=sys.stderr
+        )
         return []
     out, root, seeds = arguments.out.resolve(), ("--root", arguments.data_root), ("--seeds", str(arguments.seeds))
     jobs = []
@@ -237,6 +244,7 @@ def other_jobs(arguments: argparse.Namespace) -> list[Job]:
             name, flags = f"fast-recast-{preset}", ("--preset", preset, "--held-out", "0", "--tuning-epochs", "1")
             jobs.append(script_job(name, "fast_recast", (*flags, *seeds, *root), out))
         jobs.append(script_job("sequence", "sequence", root, out))
+        jobs.append(script_job("starts", "starts", (*VIT, *seeds, *root), out))
     first = next(run for run in trainings(arguments) if run.name == "resnet18")
     how = [*("--scale", arguments.scale), *("--paper-runs", str(out / "runs")), *seeds, *root]
     how += ["--epochs", str(first.settings.train.epochs)] if arguments.epochs is not None else []

@@ -37,7 +37,7 @@ class TestPlan:
             *("quadratic", "resnet18", "quadratic-seed-43", "resnet18-seed-43", "quadratic-seed-44"),
             *("resnet18-seed-44", "quadratic-generalized", "quadratic-generalized-pruned", "learned"),
             *("quadratic-16-heads", "learned-content-100-epochs", "quadratic-attention-dropout-100-epochs"),
-            *("fast-recast-94", "fast-recast-96", "sequence", "recipes", "recast-resnet"),
+            *("fast-recast-94", "fast-recast-96", "sequence", "starts", "recipes", "recast-resnet"),
         ]
 
     def test_without_tyro_the_other_scripts_are_left_out_in_words(
