@@ -22,8 +22,7 @@ from attnconv.models.presets import PRESETS
 from attnconv.models.settings import AttentionSettings
 from attnconv.training.recipes import recipe as preset_recipe
 from attnconv.training.settings import AcceleratorName
-from experiments.common import spread, write_results
-from experiments.training import Recipe, data_of, trained
+from experiments.training import Recipe, data_of, report, trained
 
 Values = Literal["default", "+I", "-I", "mimetic"]
 
@@ -81,8 +80,6 @@ class Settings:
     """Number of epochs."""
     device: AcceleratorName = "auto"
     """Device to train on."""
-    tables: bool = True
-    """Write the tables after training."""
 
 
 class Gated(nn.Module):
@@ -108,12 +105,7 @@ def main(settings: Settings) -> None:
             key = [seed, dict(row.changes), row.values, row.spread, row.gated, settings.width]
             training, make = recipe.settings(settings.root, seed), partial(model_of, row, seed, settings)
             runs.append((name, seed, trained(settings.kept, f"{name} {seed}", key, make, training, data)))
-    if settings.tables:
-        text = table(runs)
-        print(text)
-        if settings.out is not None:
-            records = [{"row": name, "seed": seed, **record} for name, seed, record in runs]
-            write_results(settings.out, "attention_only", settings, text, {"runs": records})
+    report("attention_only", runs, settings, settings.out)
 
 
 def recipe_of(settings: Settings) -> Recipe:
@@ -154,16 +146,6 @@ def start_values(block: Any, values: Values) -> None:
     nn.init.eye_(linear.weight)
     for bias in (block.attention.bias, linear.bias):
         nn.init.zeros_(bias)
-
-
-def table(runs: list[tuple[str, int, dict[str, Any]]]) -> str:
-    """Return the Markdown table of models, with mean and standard deviation over seeds."""
-    lines = ["| model | parameters | test accuracy | runs |", "|---|---|---|---|"]
-    for row in dict.fromkeys(name for name, _, _ in runs):
-        records = [record for name, _, record in runs if name == row]
-        found = spread([record["test_accuracy"][-1] for record in records], percent=True)
-        lines.append(f"| {row} | {records[0]['parameters']:,} | {found} | {len(records)} |")
-    return "\n".join(lines)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Convolutions of a trained CNN recast as gated attention and trained further, compared with the CNN trained alike.
+"""Fine-tuning of a CNN whose last convolutions are recast as gated attention, compared with that of the CNN itself.
 
 Each 3 x 3 convolution with stride 1 in the last stage of a pretrained ResNet-20 becomes an attention layer with equal
 outputs. Then every head h gets attention C_h to content, in addition to its attention P_h to the position of its tap:
@@ -10,13 +10,12 @@ CNNs".
 
     python -m experiments.gated_recast --checkpoint resnet20-cifar10.th --root PATH/TO/CIFAR --out results/gated-recast
 
-Each run is written to a file and is not trained again.
+Runs are kept as in `experiments.starts`.
 """
 
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 import tyro
@@ -29,9 +28,8 @@ from attnconv.grid import Grid
 from attnconv.layers import SelfAttention
 from attnconv.operators import Dense
 from attnconv.training.settings import OptimSettings, TrainSettings
-from experiments.common import spread, write_results
 from experiments.resnet20 import MEAN, STD, pretrained
-from experiments.training import Recipe, data_of, trained
+from experiments.training import Recipe, data_of, report, trained
 
 NETWORKS = ("CNN", "gated attention")
 
@@ -65,8 +63,6 @@ class Settings:
         )
     )
     """Training, the same for both networks. The rate of the gates is a multiple of `position_rate`."""
-    table: bool = True
-    """Write the table after training."""
 
 
 class Gated(Encoding):
@@ -102,12 +98,7 @@ def main(settings: Settings) -> None:
             make = partial(build, name, seed, settings)
             record = trained(settings.kept, f"{name} {seed}", key, make, recipe.settings(settings.root, seed), data)
             runs.append((name, seed, record))
-    if settings.table:
-        text = table(runs)
-        print(text)
-        if settings.out is not None:
-            records = [{"network": name, "seed": seed, **record} for name, seed, record in runs]
-            write_results(settings.out, "gated_recast", settings, text, {"runs": records})
+    report("gated_recast", runs, settings, settings.out)
 
 
 def build(name: str, seed: int, settings: Settings) -> nn.Module:
@@ -125,16 +116,6 @@ def build(name: str, seed: int, settings: Settings) -> nn.Module:
         if isinstance(layer, SelfAttention):
             layer.encoding = Gated(layer.encoding, layer.in_channels, settings.key_channels, settings.gate)
     return made
-
-
-def table(runs: list[tuple[str, int, dict[str, Any]]]) -> str:
-    """Return the Markdown table of networks, with mean and standard deviation over seeds."""
-    lines = ["| network | parameters | test accuracy | runs |", "|---|---|---|---|"]
-    for name in dict.fromkeys(name for name, _, _ in runs):
-        records = [record for other, _, record in runs if other == name]
-        found = spread([record["test_accuracy"][-1] for record in records], percent=True)
-        lines.append(f"| {name} | {records[0]['parameters']:,} | {found} | {len(records)} |")
-    return "\n".join(lines)
 
 
 if __name__ == "__main__":

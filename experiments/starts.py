@@ -1,9 +1,9 @@
-"""Initialisations of a small vision transformer on CIFAR-10, trained alike, one change at a time.
+"""Initialisations of a small vision transformer on CIFAR-10, trained in the same way, one change at a time.
 
     python -m experiments.starts --root PATH/TO/CIFAR --out results/starts
 
 Each run is kept and is not trained again; an interrupted run continues. To share the work between processes, let each
-train other seeds or other rows, with `--no-tables`, and run the command once more without it.
+train other seeds or other rows; the last call writes the table.
 """
 
 import copy
@@ -21,9 +21,8 @@ from attnconv.data.settings import AugmentSettings
 from attnconv.surgery import initialize
 from attnconv.training.evaluation import device_of
 from attnconv.training.settings import AcceleratorName, OptimSettings, ScheduleSettings, TrainSettings
-from experiments.common import spread, write_results
 from experiments.small_vit import SmallViT
-from experiments.training import Recipe, data_of, trained
+from experiments.training import Recipe, data_of, report, trained
 
 
 @dataclass(frozen=True)
@@ -100,20 +99,13 @@ class Settings:
     """Augmentation of training images."""
     device: AcceleratorName = "auto"
     """Device to train on."""
-    tables: bool = True
-    """Write the tables after training."""
 
 
 def main(settings: Settings) -> None:
     """Train the models that are missing, and print and write the table."""
     data = data_of(recipe(ROWS["default"], settings), settings.root)
     runs = [(row, seed, run(row, seed, data, settings)) for seed in settings.seeds for row in settings.rows]
-    if settings.tables:
-        text = table(runs)
-        print(text)
-        if settings.out is not None:
-            records = [{"row": row, "seed": seed, **record} for row, seed, record in runs]
-            write_results(settings.out, "starts", settings, text, {"runs": records})
+    report("starts", runs, settings, settings.out)
 
 
 def recipe(row: Row, settings: Settings) -> Recipe:
@@ -162,15 +154,6 @@ def build(row: Row, seed: int, data: Splits, settings: Settings) -> SmallViT:
             kept = {name: value for name, value in before.items() if name.startswith("patch_embed") or ".mlp." in name}
             model.load_state_dict(kept, strict=False)
     return model
-
-
-def table(runs: list[tuple[str, int, dict[str, Any]]]) -> str:
-    """Return the Markdown table of initialisations, with mean and standard deviation over seeds."""
-    lines = ["| initialisation | test accuracy | runs |", "|---|---|---|"]
-    for row in dict.fromkeys(row for row, _, _ in runs):
-        found = [record["test_accuracy"][-1] for name, _, record in runs if name == row]
-        lines.append(f"| {row} | {spread(found, percent=True)} | {len(found)} |")
-    return "\n".join(lines)
 
 
 if __name__ == "__main__":

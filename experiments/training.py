@@ -1,7 +1,7 @@
 """Training of any classifier with the library's training loop; finished runs are kept, interrupted ones resumed."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from attnconv.training.evaluation import device_of
 from attnconv.training.loop import TrainingLoop, numerics
 from attnconv.training.run_recorder import read_state, save_state
 from attnconv.training.settings import OptimSettings, RunSettings, ScheduleSettings, TrainSettings
-from experiments.common import kept, kept_file
+from experiments.common import kept, kept_file, spread, write_results
 
 
 @dataclass(frozen=True)
@@ -81,6 +81,20 @@ def trained(
     on = [key, plain(replace(settings, data=replace(settings.data, root="")))]
     state = kept_file(folder, name, on).with_suffix(".state")
     return kept(folder, name, on, lambda: _train(state, on, make, settings, data))
+
+
+def report(script: str, runs: Sequence[tuple[str, int, dict[str, Any]]], settings: Any, out: Path | None) -> None:
+    """Print the table of runs (row, seed, curve), with mean and standard deviation over seeds; write it to `out`."""
+    lines = ["| row | parameters | test accuracy | runs |", "|---|---|---|---|"]
+    for row in dict.fromkeys(row for row, _, _ in runs):
+        curves = [curve for name, _, curve in runs if name == row]
+        found = spread([curve["test_accuracy"][-1] for curve in curves], percent=True)
+        lines.append(f"| {row} | {curves[0]['parameters']:,} | {found} | {len(curves)} |")
+    text = "\n".join(lines)
+    print(text)
+    if out is not None:
+        records = [{"row": row, "seed": seed, **curve} for row, seed, curve in runs]
+        write_results(out, script, settings, text, {"runs": records})
 
 
 def _train(file: Path, on: Any, make: Callable[[], nn.Module], settings: RunSettings, data: Splits) -> Curve:

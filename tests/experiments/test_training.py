@@ -98,7 +98,7 @@ class TestGatedRecast:
         recipe = replace(made.recipe, train=TrainSettings(epochs=1, batch_size=8, accelerator="cpu"))
         gated_recast.main(replace(made, seeds=(0,), recipe=recipe))
         record = json.loads((tmp_path / "out" / "results.json").read_text())
-        assert [run["network"] for run in record["runs"]] == ["CNN", "gated attention"]
+        assert [run["row"] for run in record["runs"]] == ["CNN", "gated attention"]
 
     def test_closed_gates_are_the_cnn_and_open_gates_attend_to_content(self, made: gated_recast.Settings) -> None:
         x, cnn = torch.randn(2, 3, 32, 32), gated_recast.build("CNN", 0, made).eval()
