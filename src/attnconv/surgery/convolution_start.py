@@ -38,7 +38,7 @@ LOST = 0.01  # relative error of given filters above which a warning is issued
 @final
 @dataclass(frozen=True, eq=False)
 class LayerStart:
-    """How one layer was initialised; with attention "convolution", errors with respect to a convolution on images.
+    """Initialisation of one layer and, with attention "convolution", its errors compared with a convolution.
 
     Attributes:
         attention: Initialisation of the query and key projections.

@@ -82,22 +82,18 @@ def initialize(
         generator: Random number generator on the CPU; None uses PyTorch's default generator.
 
     Returns:
-        What was set, and for attention `convolution` the measurements, by the name of each attention module.
+        The initialisation of each layer and, with attention `convolution`, its measurements, by the name of the
+        attention module.
 
     Raises:
-        TypeError: `model` is not a module, or `images` is not a dense floating-point tensor.
-        ValueError: The model is not supported, an argument is invalid or does not match the model or the other
-            arguments, an image is constant, not finite or rejected by the model, or the model would compute NaN or
-            infinity. The model is unchanged after any exception.
+        TypeError: If `model` is not a module, or `images` is not a dense floating-point tensor.
+        ValueError: If the model is not supported; if an argument is invalid or does not match the model or the other
+            arguments; if an image is constant, not finite or rejected by the model; or if the model would compute NaN
+            or infinity. The model is unchanged after any exception.
 
     Warns:
-        UserWarning: The mean attention of a layer's heads is below `mass`, or the rank limit changes the given filters
-            by more than 1 % (relative).
-
-    Example:
-        >>> import timm  # doctest: +SKIP
-        >>> vit = timm.create_model("vit_tiny_patch16_224")  # doctest: +SKIP
-        >>> initialize(vit, "mimetic", generator=torch.Generator().manual_seed(0))  # doctest: +SKIP
+        UserWarning: If the mean attention of a layer's heads at their shifts is below `mass`, or the rank limit changes
+            the given filters by more than 1 % (relative).
     """
     check_module(model)
     for name, value, limit in (("mass", mass, 1), ("position_length", position_length, math.inf)):
