@@ -4,8 +4,10 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
+from matplotlib.figure import Figure
 from torch import nn
 
 from attnconv._util.settings import plain
@@ -13,6 +15,7 @@ from attnconv.data.image_set import Splits
 from attnconv.data.load_splits import load_data
 from attnconv.data.settings import AugmentSettings, DataSettings
 from attnconv.models.presets import preset_settings
+from attnconv.report.figure_style import FAINT, GRID, INK, colour_of, house_style, save
 from attnconv.training.evaluation import device_of
 from attnconv.training.loop import TrainingLoop, numerics
 from attnconv.training.run_recorder import read_state, save_state
@@ -95,6 +98,27 @@ def report(script: str, runs: Sequence[tuple[str, int, dict[str, Any]]], setting
     if out is not None:
         records = [{"row": row, "seed": seed, **curve} for row, seed, curve in runs]
         write_results(out, script, settings, text, {"runs": records})
+        save(draw_runs(runs), out / "test-accuracy")
+
+
+def draw_runs(runs: Sequence[tuple[str, int, dict[str, Any]]]) -> Figure:
+    """Draw the test accuracy of runs (row, seed, curve): a dot per run, a line at each row's mean, the first dotted."""
+    rows = list(dict.fromkeys(row for row, _, _ in runs))
+    with house_style():
+        figure = Figure(figsize=(6.4, 0.9 + 0.24 * len(rows)), layout="constrained")
+        axes = figure.subplots()
+        for height, row in enumerate(rows):
+            found = [100 * curve["test_accuracy"][-1] for name, _, curve in runs if name == row]
+            axes.plot(found, [height] * len(found), "o", color=colour_of(height == 0), markersize=4, alpha=0.7)
+            axes.plot([mean(found)] * 2, [height - 0.32, height + 0.32], color=INK, linewidth=1.2)
+            if height == 0:
+                axes.axvline(mean(found), color=FAINT, linewidth=0.8, linestyle=":")
+        axes.set_yticks(range(len(rows)), rows)
+        axes.set_ylim(len(rows) - 0.4, -0.6)
+        axes.set_xlabel("test accuracy after the last epoch (%)")
+        axes.grid(axis="x", color=GRID, linewidth=0.6)
+        axes.set_axisbelow(True)
+    return figure
 
 
 def _train(file: Path, on: Any, make: Callable[[], nn.Module], settings: RunSettings, data: Splits) -> Curve:

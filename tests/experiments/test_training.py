@@ -84,6 +84,7 @@ def test_starts_from_beginning_to_end(data: Splits, tmp_path: Path) -> None:
     record = json.loads((tmp_path / "out" / "results.json").read_text())
     assert [run["row"] for run in record["runs"]] == 2 * list(made.rows)
     assert "| impulse |" in (tmp_path / "out" / "table.md").read_text()
+    assert (tmp_path / "out" / "test-accuracy.svg").is_file()
 
 
 class TestGatedRecast:
