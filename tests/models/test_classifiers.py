@@ -10,17 +10,20 @@ from torch import Tensor
 
 from attnconv.encodings import Encoding
 from attnconv.encodings.registry import EncodingName
+from attnconv.layers import SelfAttention2d
 from attnconv.models.classifiers import (
     AttentionBlock,
     AttentionClassifier,
     BasicBlock,
     ResNet,
+    StagedBlock,
+    StagedClassifier,
     build,
     make_encoding,
     space_to_depth,
 )
 from attnconv.models.presets import PRESETS
-from attnconv.models.settings import AttentionSettings, CentresName, ResNetSettings
+from attnconv.models.settings import AttentionSettings, CentresName, ResNetSettings, StagedSettings
 from tests.tolerances import tolerance
 
 TINY = AttentionSettings(
@@ -33,13 +36,12 @@ def tiny(settings: AttentionSettings = TINY) -> AttentionClassifier:
     return AttentionClassifier(settings).double()
 
 
-def quadratic_attention(block: AttentionBlock, hidden: Tensor) -> Tensor:
+def quadratic_attention(layer: SelfAttention2d, hidden: Tensor) -> Tensor:
     """Compute equations (9) and (11) for every pair of positions; input and output are (b, height, width, c)."""
-    batch, height, width, channels = hidden.shape
-    layer = block.attention
+    batch, height, width, _ = hidden.shape
     points = torch.cartesian_prod(torch.arange(height), torch.arange(width)).to(hidden.dtype)  # (n, 2)
     shifts = points[None, :] - points[:, None]  # key minus query, (n, n, 2)
-    out = torch.zeros(batch, height * width, channels, dtype=hidden.dtype)
+    out = torch.zeros(batch, height * width, layer.out_channels, dtype=hidden.dtype)
     assert isinstance(layer.weight, Tensor)
     assert isinstance(layer.encoding.centres, Tensor)
     assert isinstance(layer.encoding.spread, Tensor)
@@ -47,8 +49,8 @@ def quadratic_attention(block: AttentionBlock, hidden: Tensor) -> Tensor:
         centre, spread = layer.encoding.centres[head], layer.encoding.spread[head]
         scores = -0.5 * spread**2 * (shifts - centre).square().sum(-1)
         out += torch.softmax(scores, -1) @ hidden.flatten(1, 2) @ layer.weight[head]
-    assert isinstance(layer.bias, Tensor)
-    return (out + layer.bias).reshape(batch, height, width, channels)
+    bias = 0 if layer.bias is None else layer.bias
+    return (out + bias).unflatten(1, (height, width))
 
 
 def written_out(model: AttentionClassifier, images: Tensor, settings: AttentionSettings) -> Tensor:
@@ -60,11 +62,11 @@ def written_out(model: AttentionClassifier, images: Tensor, settings: AttentionS
         first = (shape, block.attention_norm.weight, block.attention_norm.bias, settings.norm_epsilon)
         second = (shape, block.mlp_norm.weight, block.mlp_norm.bias, settings.norm_epsilon)
         if settings.norm == "post":
-            hidden = F.layer_norm(hidden + block.output(quadratic_attention(block, hidden)), *first)
+            hidden = F.layer_norm(hidden + block.output(quadratic_attention(block.attention, hidden)), *first)
             mlp = block.mlp_out(F.gelu(block.mlp_in(hidden), approximate="none"))
             hidden = F.layer_norm(hidden + mlp, *second)
         else:
-            hidden = hidden + block.output(quadratic_attention(block, F.layer_norm(hidden, *first)))
+            hidden = hidden + block.output(quadratic_attention(block.attention, F.layer_norm(hidden, *first)))
             hidden = hidden + block.mlp_out(F.gelu(block.mlp_in(F.layer_norm(hidden, *second)), approximate="none"))
     if settings.norm == "pre":
         assert isinstance(model.norm, torch.nn.LayerNorm)
@@ -268,6 +270,33 @@ def test_wrong_images_are_refused(images: Tensor, error: type[Exception], messag
         AttentionClassifier(TINY)(images)
 
 
+TINY_STAGED = StagedSettings(widths=(4, 8), layers=(2, 2), image_size=8, classes=5)
+
+
+@pytest.mark.parametrize("size", [(8, 8), (2, 2), (6, 10)])
+def test_the_staged_classifier_equals_its_description(size: tuple[int, int]) -> None:
+    model = StagedClassifier(TINY_STAGED).double()
+    images = torch.randn(3, 3, *size, dtype=torch.float64)
+    x = model.norm(model.embedding(F.pixel_unshuffle(images, 2).movedim(1, -1)).movedim(-1, 1))
+    for number, block in enumerate(model.blocks):
+        assert isinstance(block, StagedBlock)
+        branch = quadratic_attention(block.attention, x.movedim(1, -1)).movedim(-1, 1)
+        if number == 2:  # the first block of the second stage
+            branch = F.max_pool2d(branch, 2, ceil_mode=True)
+        branch = F.gelu(block.norm(branch), approximate="none")
+        x = branch if number == 2 else x + branch
+    torch.testing.assert_close(model(images), model.head(x.mean((2, 3))), **tolerance(torch.float64))
+
+
+def test_the_staged_classifier_starts_with_3_x_3_kernels_and_trains_every_parameter() -> None:
+    model = StagedClassifier(TINY_STAGED)
+    model(torch.randn(4, 3, 8, 8)).square().sum().backward()
+    assert [name for name, parameter in model.named_parameters() if parameter.grad is None] == []
+    for block in model.blocks:
+        centres = block.get_parameter("attention.encoding.centres")
+        assert {tuple(centre) for centre in centres.tolist()} == {(i, j) for i in (-1, 0, 1) for j in (-1, 0, 1)}
+
+
 TINY_RESNET = ResNetSettings(widths=(4, 8), blocks=(2, 1), image_size=8, classes=5)
 
 
@@ -310,6 +339,10 @@ def test_a_gradient_reaches_every_parameter_of_the_residual_network() -> None:
 
 
 def test_wrong_settings_and_images_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"settings\.layers: .*got \(1,\)"):
+        StagedClassifier(StagedSettings(widths=(4, 8), layers=(1,)))
+    with pytest.raises(ValueError, match=r"images: .*divisible by 2, got shape \(2, 3, 8, 7\)"):
+        StagedClassifier(TINY_STAGED)(torch.zeros(2, 3, 8, 7))
     with pytest.raises(ValueError, match=r"settings\.blocks: .*got \(1,\)"):
         ResNet(ResNetSettings(widths=(4, 8), blocks=(1,)))
     with pytest.raises(ValueError, match=r"images: .*got shape \(2, 1, 8, 8\)"):

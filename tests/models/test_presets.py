@@ -12,6 +12,7 @@ SMALL = (
     "learned-small",
     "learned-content-small",
     "quadratic-16-heads-small",
+    "quadratic-fast",
     "resnet-small",
     "quadratic-digits",
     "resnet-digits",

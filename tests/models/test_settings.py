@@ -36,7 +36,7 @@ def test_heads_of_each_layer() -> None:
 @pytest.mark.parametrize("kind", [None, "transformer", ["attention"]])
 def test_an_unknown_kind_is_refused(kind: object) -> None:
     with pytest.raises(
-        ValueError, match=rf"model\.kind: .*attention, resnet, got {re.escape(repr(kind))} \(from a\.json\)"
+        ValueError, match=rf"model\.kind: .*attention, staged, resnet, got {re.escape(repr(kind))} \(from a\.json\)"
     ):
         model_settings({"kind": kind}, origin="from a.json")
 
@@ -73,6 +73,9 @@ def test_presets_have_no_problems() -> None:
         ({"downsampling": 3}, "downsampling", "3"),
         ({"encoding": "learned-content", "key_channels": 7}, "key_channels", "7"),
         ({"encoding": "absolute-sinusoidal", "width": 6}, "width", "6"),
+        ({"kind": "staged", "layers": [2]}, "layers", "(2,)"),
+        ({"kind": "staged", "downsampling": 3}, "downsampling", "3"),
+        ({"kind": "staged", "layers": [500, 1, 500]}, "layers", "(500, 1, 500)"),
         ({"kind": "resnet", "classes": 0}, "classes", "0"),
         ({"kind": "resnet", "widths": []}, "widths", "[]"),
         ({"kind": "resnet", "blocks": [2]}, "blocks", "(2,)"),

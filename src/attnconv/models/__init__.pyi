@@ -4,7 +4,12 @@ from .checkpoint import (
     read_checkpoint as read_checkpoint,
     save_weights as save_weights,
 )
-from .classifiers import AttentionClassifier as AttentionClassifier, ResNet as ResNet, build as build
+from .classifiers import (
+    AttentionClassifier as AttentionClassifier,
+    ResNet as ResNet,
+    StagedClassifier as StagedClassifier,
+    build as build,
+)
 from .model_loader import LoadedModel as LoadedModel, load as load
 from .operation_counts import flops_all as flops_all, flops_paper as flops_paper, parameters as parameters
 from .presets import CATALOGUE as CATALOGUE, PRESETS as PRESETS, list_models as list_models
@@ -12,4 +17,5 @@ from .settings import (
     AttentionSettings as AttentionSettings,
     ModelSettings as ModelSettings,
     ResNetSettings as ResNetSettings,
+    StagedSettings as StagedSettings,
 )

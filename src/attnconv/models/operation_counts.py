@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from attnconv.models.presets import preset_settings
-from attnconv.models.settings import AttentionSettings, ModelSettings, ResNetSettings
+from attnconv.models.settings import AttentionSettings, ModelSettings, ResNetSettings, StagedSettings
 
 
 class Part(NamedTuple):
@@ -51,7 +51,9 @@ def flops_all(model: ModelSettings | str) -> int:
 
 def _parts(model: ModelSettings | str) -> Iterator[Part]:
     settings = preset_settings(model) if isinstance(model, str) else model
-    return _classifier_parts(settings) if isinstance(settings, AttentionSettings) else _resnet_parts(settings)
+    if isinstance(settings, AttentionSettings):
+        return _classifier_parts(settings)
+    return _staged_parts(settings) if isinstance(settings, StagedSettings) else _resnet_parts(settings)
 
 
 def _linear(inputs: int, outputs: int, times: int, *, bias: bool = True) -> Part:
@@ -113,6 +115,21 @@ def _encoding_part(settings: AttentionSettings, heads: int, side: int) -> Part:
             return Part(2 * projection, linear=2 * positions * projection, products=content)
         case "absolute-learned":
             return Part(2 * projection + positions * width, linear=2 * positions * projection, products=content)
+
+
+def _staged_parts(settings: StagedSettings) -> Iterator[Part]:
+    side, before = settings.image_size // settings.downsampling, settings.widths[0]
+    yield _linear(settings.image_channels * settings.downsampling**2, before, side**2, bias=False)
+    yield Part(2 * before)
+    for stage, (after, layers) in enumerate(zip(settings.widths, settings.layers, strict=True)):
+        for layer in range(layers):
+            yield Part(settings.heads * 3, products=settings.heads * side**4 * before)  # weighted sums of values
+            yield _linear(settings.heads * before, after, side**2, bias=False)
+            yield Part(2 * after)
+            if stage > 0 and layer == 0:
+                side = -(-side // 2)
+            before = after
+    yield _linear(before, settings.classes, 1)
 
 
 def _resnet_parts(settings: ResNetSettings) -> Iterator[Part]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from attnconv._util.errors import did_you_mean
 from attnconv._util.settings import Problem, SettingsError, plain, read
-from attnconv.models.settings import AttentionSettings, ModelSettings, ResNetSettings
+from attnconv.models.settings import AttentionSettings, ModelSettings, ResNetSettings, StagedSettings
 
 
 @dataclass(frozen=True)
@@ -60,6 +60,9 @@ CATALOGUE: Mapping[str, Preset] = {
         "Small model with a learned relative encoding, and queries and keys computed from content.",
     ),
     "quadratic-16-heads-small": Preset(replace(_SMALL, heads=16), "Small model with 16 heads per layer."),
+    "quadratic-fast": Preset(
+        StagedSettings(), "Small model in three stages: 5 attention layers of 9 heads that start as 3 x 3 kernels."
+    ),
     "resnet-small": Preset(
         ResNetSettings(widths=(32, 64, 128), blocks=(1, 1, 1)),
         "ResNet baseline with about as many FLOPs as quadratic-small.",

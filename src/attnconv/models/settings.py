@@ -126,7 +126,50 @@ class ResNetSettings:
             yield from _too_large(self, "widths")
 
 
-ModelSettings = AttentionSettings | ResNetSettings
+@dataclass(frozen=True, kw_only=True)
+class StagedSettings:
+    """Settings of the staged attention classifier, whose later stages have fewer positions and more channels.
+
+    Attributes:
+        heads: Number of heads in every layer, isotropic Gaussians. Their initial centres are the shifts nearest to 0.
+        widths: Number of channels of each stage.
+        layers: Number of attention layers of each stage, one number per width. Every stage after the first halves the
+            height and width of the grid by max pooling.
+        downsampling: Side in pixels of the square patch that becomes one position of the first stage. It must divide
+            the image size.
+        image_size: Side of the training images, in pixels. The model also accepts images of other sizes.
+        image_channels: Number of image channels.
+        classes: Number of classes.
+    """
+
+    kind: ClassVar[str] = "staged"
+
+    heads: Count = 9
+    widths: Counts = (64, 128, 192)
+    layers: Counts = (1, 2, 2)
+    downsampling: Count = 2
+    image_size: ImageSize = 32
+    image_channels: Count = 3
+    classes: Count = 10
+
+    @property
+    def heads_per_layer(self) -> tuple[int, ...]:
+        """Number of heads in each layer."""
+        return (self.heads,) * sum(self.layers)
+
+    def conflicts(self, fine: Fine) -> Iterator[Problem]:
+        """Yield a problem for each violated rule between fields."""
+        if fine("widths", "layers") and len(self.layers) != len(self.widths):
+            yield Problem("layers", f"must be integers, one per width ({len(self.widths)})")
+        if sum(self.layers) > MOST_LAYERS:
+            yield Problem("layers", f"must be at most {MOST_LAYERS} in total")
+        if fine("image_size", "downsampling") and self.image_size % self.downsampling:
+            yield Problem("downsampling", f"must divide the image size ({self.image_size})")
+        if fine():
+            yield from _too_large(self, "widths")
+
+
+ModelSettings = AttentionSettings | StagedSettings | ResNetSettings
 
 
 def _too_large(settings: ModelSettings, name: str) -> Iterator[Problem]:

@@ -18,7 +18,7 @@ from attnconv.inspect.chosen_queries import QueryMaps, mean_query_maps
 from attnconv.inspect.head_statistics import LayerStatistics, RunningStatistics
 from attnconv.inspect.null_models import TurnedHeads, turned_heads
 from attnconv.models.model_loader import LoadedModel, load as load_model
-from attnconv.models.settings import AttentionSettings
+from attnconv.models.settings import AttentionSettings, ResNetSettings, StagedSettings
 from attnconv.report.accuracy_curves import SPLITS, Curve
 from attnconv.report.head_centres import HeadGaussians
 from attnconv.training.fitting import starting_model
@@ -54,21 +54,22 @@ class RunData:
         return self.folder.settings()
 
     @property
-    def model(self) -> AttentionSettings:
-        assert isinstance(self.settings.model, AttentionSettings)
+    def model(self) -> AttentionSettings | StagedSettings:
+        assert not isinstance(self.settings.model, ResNetSettings)
         return self.settings.model
 
     @property
     def positions(self) -> tuple[int, int]:
-        """Number of rows and columns of the grid of positions."""
+        """Number of rows and columns of the (first) grid of positions."""
         side = self.model.image_size // self.model.downsampling
         return side, side
 
     @property
     def unit(self) -> str:
         """Sentence for captions that states the size of a position in pixels; empty if it is one pixel."""
-        side = self.model.downsampling
-        return f" One position is {side} x {side} pixels." if side > 1 else ""
+        side, first = self.model.downsampling, isinstance(self.model, StagedSettings)
+        where = "In the first stage, one position" if first else "One position"
+        return f" {where} is {side} x {side} pixels." if side > 1 else ""
 
     @property
     def result(self) -> Mapping[str, Any]:

@@ -11,7 +11,7 @@ import numpy as np
 
 from attnconv._util.settings import plain
 from attnconv.models.presets import PRESETS
-from attnconv.models.settings import AttentionSettings
+from attnconv.models.settings import ResNetSettings
 from attnconv.report.accuracy_curves import draw_accuracy
 from attnconv.report.attention_maps import draw_query
 from attnconv.report.figure_style import UNIFORM, nearly_uniform
@@ -115,7 +115,7 @@ def _sections(run: RunData, figures: FigureFolder) -> list[Section]:
         "is measured during the epoch, while the weights change, on augmented images.",
     )
     sections = [Section("Accuracy", pictures=[picture])]
-    if isinstance(run.settings.model, AttentionSettings):
+    if not isinstance(run.settings.model, ResNetSettings):
         if history := run.history():
             sections += _heads(run, history, label, figures)
         sections.append(_attention(run, label, figures))

@@ -22,7 +22,7 @@ def default_recipe(preset: str) -> RecipeName:
         >>> default_recipe("quadratic"), default_recipe("quadratic-small")
         ('paper', 'modern')
     """
-    return "modern" if preset.endswith(("-small", "-digits")) else "paper"
+    return "modern" if preset.endswith(("-small", "-fast", "-digits")) else "paper"
 
 
 def recipe(preset: str, name: RecipeName | None = None) -> RunSettings:

@@ -13,7 +13,7 @@ from attnconv.data.image_set import Splits
 from attnconv.data.settings import root_problems, settle
 from attnconv.models.checkpoint import check_tensors, read_checkpoint
 from attnconv.models.model_loader import checkpoint_file
-from attnconv.models.settings import AttentionSettings
+from attnconv.models.settings import ResNetSettings
 from attnconv.training.evaluation import device_of
 from attnconv.training.processes import is_first_process, local_rank, world_size
 from attnconv.training.run_folder import RunFolder
@@ -65,7 +65,7 @@ def data_problems(settings: RunSettings, data: Splits) -> list[Problem]:
         for name, value in wanted.items()
         if (got := getattr(model, name)) != value
     ]
-    side = model.downsampling if isinstance(model, AttentionSettings) else 1
+    side = 1 if isinstance(model, ResNetSettings) else model.downsampling
     if height % side or width % side:
         requirement = f"must divide the image size {height} x {width}"
         found.append(Problem("model.downsampling", requirement, str(side), origin=origin))
