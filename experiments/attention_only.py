@@ -2,12 +2,12 @@
 
     python -m experiments.attention_only --root PATH/TO/CIFAR --out results/attention-only
 
-Every model has the sizes of the preset `quadratic-small` or, with `--width 64`, of scale `mini`. Runs are kept as in
-`experiments.starts`.
+Every model has the sizes of the preset `quadratic-small` or, with `--width 64`, of scale `mini`; "three stages" is
+`quadratic-fast`, with the same change of width. Runs are kept as in `experiments.starts`.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from attnconv.layers import GatedPositionalAttention
 from attnconv.models import build
 from attnconv.models.presets import PRESETS
-from attnconv.models.settings import AttentionSettings
+from attnconv.models.settings import AttentionSettings, ModelSettings, StagedSettings
 from attnconv.training.recipes import recipe as preset_recipe
 from attnconv.training.settings import AcceleratorName
 from experiments.training import Recipe, data_of, report, trained
@@ -37,6 +37,10 @@ class Row:
     """Sum over heads of the initial value and output matrices; each head reads its own slice of the channels."""
     spread: float | None = None
     """Initial inverse width of all heads, in 1 / position; None keeps that of the model."""
+    staged: bool = False
+    """Use the staged classifier, whose initial centres are the shifts nearest to 0."""
+    anywhere: bool = False
+    """Move the initial centres of staged classifiers to random shifts, as in the paper."""
     gated: bool = False
     """Use ConViT's layers, with attention to content beside attention to positions, and heads of width / 9 channels."""
 
@@ -57,6 +61,12 @@ ROWS: dict[str, Row] = {
     "learned, -I": Row(LEARNED, values="-I"),
     "learned, mimetic": Row(LEARNED, values="mimetic"),
     "gated": Row(gated=True),
+    "three stages": Row(staged=True),
+    "three stages, centres anywhere": Row(staged=True, anywhere=True),
+    "three stages, width 1": Row(staged=True, spread=1.0),
+    "three stages, width 0.25": Row(staged=True, spread=4.0),
+    "three stages, -I": Row(staged=True, values="-I"),
+    "three stages, mimetic": Row(staged=True, values="mimetic"),
 }
 
 
@@ -102,7 +112,7 @@ def main(settings: Settings) -> None:
     for seed in settings.seeds:
         for name in settings.rows:
             row = ROWS[name]
-            key = [seed, dict(row.changes), row.values, row.spread, row.gated, settings.width]
+            key = [seed, asdict(row), settings.width]
             training, make = recipe.settings(settings.root, seed), partial(model_of, row, seed, settings)
             runs.append((name, seed, trained(settings.kept, f"{name} {seed}", key, make, training, data)))
     report("attention_only", runs, settings, settings.out)
@@ -121,8 +131,13 @@ def model_of(row: Row, seed: int, settings: Settings) -> nn.Module:
     sizes, heads = PRESETS["quadratic-small"], 9
     assert isinstance(sizes, AttentionSettings)
     width = settings.width + (-settings.width % heads if row.gated else 0)  # a multiple of the number of heads
-    model: Any = build(replace(sizes, **{"width": width, "mlp_width": 2 * settings.width, **row.changes}))
+    changed: ModelSettings = replace(sizes, **{"width": width, "mlp_width": 2 * settings.width, **row.changes})
+    if row.staged:
+        changed = StagedSettings(widths=(width // 2, width, 3 * width // 2))
+    model: Any = build(changed)
     for block in model.blocks:
+        if row.anywhere:
+            nn.init.normal_(block.attention.encoding.centres, std=2.0)
         if row.gated:
             block.attention = Gated(width, heads)
         if row.spread is not None:
@@ -135,17 +150,18 @@ def model_of(row: Row, seed: int, settings: Settings) -> nn.Module:
 @torch.no_grad()
 def start_values(block: Any, values: Values) -> None:
     """Set the sum of the heads' matrices to I, -I or -0.4 I + 0.4 Z; each head reads its own slice of the channels."""
-    weight, linear = block.attention.weight, block.output
-    channels = len(linear.weight)
-    total = torch.eye(channels) * (1.0 if values == "+I" else -1.0)
+    weight = block.attention.weight
+    heads, channels, outputs = weight.shape
+    total = torch.eye(channels, outputs) * (1.0 if values == "+I" else -1.0)
     if values == "mimetic":
-        total = 0.4 * total + 0.4 * torch.randn(channels, channels) / channels**0.5
+        total = 0.4 * total + 0.4 * torch.randn(channels, outputs) / outputs**0.5
     weight.zero_()
-    for head, rows in enumerate(torch.arange(channels).tensor_split(len(weight))):
+    for head, rows in enumerate(torch.arange(channels).tensor_split(heads)):
         weight[head, rows] = total[rows]
-    nn.init.eye_(linear.weight)
-    for bias in (block.attention.bias, linear.bias):
-        nn.init.zeros_(bias)
+    if hasattr(block, "output"):  # the paper's classifier
+        nn.init.eye_(block.output.weight)
+        for bias in (block.attention.bias, block.output.bias):
+            nn.init.zeros_(bias)
 
 
 if __name__ == "__main__":

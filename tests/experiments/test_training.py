@@ -12,7 +12,7 @@ from attnconv.data.image_set import ImageSet, Splits
 from attnconv.layers import SelfAttention
 from attnconv.training.loop import TrainingLoop
 from attnconv.training.settings import TrainSettings
-from experiments import gated_recast, starts, training
+from experiments import attention_only, gated_recast, starts, training
 from experiments.resnet20 import ResNet20
 from experiments.small_vit import SmallViT
 from experiments.training import trained
@@ -85,6 +85,21 @@ def test_starts_from_beginning_to_end(data: Splits, tmp_path: Path) -> None:
     assert [run["row"] for run in record["runs"]] == 2 * list(made.rows)
     assert "| impulse |" in (tmp_path / "out" / "table.md").read_text()
     assert (tmp_path / "out" / "test-accuracy.svg").is_file()
+
+
+@pytest.mark.parametrize("name", attention_only.ROWS)
+def test_attention_only_models(name: str, tmp_path: Path) -> None:
+    row = attention_only.ROWS[name]
+    model: Any = attention_only.model_of(row, 0, attention_only.Settings(tmp_path, width=36))
+    model(torch.randn(2, 3, 32, 32)).square().sum().backward()
+    for block in model.blocks:
+        if row.values in ("+I", "-I"):
+            total = block.attention.weight.sum(0)
+            torch.testing.assert_close(total, torch.eye(*total.shape) * (1 if row.values == "+I" else -1))
+        if row.spread is not None:
+            assert set(block.attention.encoding.spread.tolist()) == {row.spread}
+        if row.anywhere:
+            assert float(block.attention.encoding.centres.detach().abs().max()) > 2
 
 
 class TestGatedRecast:
