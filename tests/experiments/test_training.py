@@ -97,7 +97,7 @@ def test_attention_only_models(name: str, tmp_path: Path) -> None:
             total = block.attention.weight.sum(0)
             torch.testing.assert_close(total, torch.eye(*total.shape) * (1 if row.values == "+I" else -1))
         if row.spread is not None:
-            assert set(block.attention.encoding.spread.tolist()) == {row.spread}
+            assert set(block.attention.encoding.spread.flatten().tolist()) == {row.spread}
         if row.anywhere:
             assert float(block.attention.encoding.centres.detach().abs().max()) > 2
 
