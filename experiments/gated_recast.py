@@ -26,6 +26,7 @@ from attnconv.convert import recast
 from attnconv.encodings import Encoding
 from attnconv.grid import Grid
 from attnconv.layers import SelfAttention
+from attnconv.models import load
 from attnconv.operators import Dense
 from attnconv.training.settings import OptimSettings, TrainSettings
 from experiments.resnet20 import MEAN, STD, pretrained
@@ -39,7 +40,7 @@ class Settings:
     """Arguments of the script."""
 
     checkpoint: Path
-    """Checkpoint of the pretrained network, a torch file of tensors."""
+    """Pretrained network: a torch file of a ResNet-20's tensors, or the run folder of another ResNet."""
     root: Path
     """Folder of CIFAR-10."""
     out: Path | None = None
@@ -49,7 +50,7 @@ class Settings:
     networks: tuple[str, ...] = NETWORKS
     """Networks to train."""
     stage: str = "layer3"
-    """Stage whose convolutions are recast, except those with a stride above 1."""
+    """Prefix of the names of the convolutions that are recast, except those with a stride above 1."""
     key_channels: int = 16
     """Number of channels e of each head's queries and keys."""
     gate: float = -5.0
@@ -90,7 +91,9 @@ class Gated(Encoding):
 def main(settings: Settings) -> None:
     """Train the networks that are missing, and print and write the table."""
     recipe = settings.recipe
-    data = replace(data_of(recipe, settings.root), mean=MEAN, std=STD)
+    data = data_of(recipe, settings.root)
+    if settings.checkpoint.is_file():
+        data = replace(data, mean=MEAN, std=STD)
     runs = []
     for seed in settings.seeds:
         for name in settings.networks:
@@ -104,7 +107,8 @@ def main(settings: Settings) -> None:
 def build(name: str, seed: int, settings: Settings) -> nn.Module:
     """Return the CNN, or a copy with gated attention in place of convolutions."""
     torch.manual_seed(seed)
-    model: nn.Module = pretrained(settings.checkpoint)
+    file = settings.checkpoint
+    model: nn.Module = pretrained(file) if file.is_file() else load(file).model
     if name == "CNN":
         return model
     made = recast(

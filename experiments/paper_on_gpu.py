@@ -10,8 +10,9 @@ least one such step. The jobs are, in this order:
     quadratic and resnet18, three seeds; generalised, pruned, learned, 16 heads; learned with content, with fewer
     epochs (stated in its name); quadratic with attention dropout, with the same number of epochs; fast CNNs, recast
     (`experiments.fast_recast`); sequences (`experiments.sequence`); initialisations of a vision transformer
-    (`experiments.starts`); better recipes for quadratic and resnet18
-    (`experiments.recipes`); resnet18 recast and fine-tuned (`experiments.recast_resnet`)
+    (`experiments.starts`); three stages of attention (`experiments.attention_only`); better recipes for quadratic and
+    resnet18 (`experiments.recipes`); resnet18 recast and fine-tuned (`experiments.recast_resnet`), also with gated
+    attention (`experiments.gated_recast`)
 
 A script that was stopped three times before it finished is moved behind the other jobs.
 
@@ -66,6 +67,7 @@ VIT = (  # ViT-Ti with 16 x 16 tokens, and the initialisations that it is traine
     *("--width", "192", "--heads", "3", "--depth", "12", "--patch", "2", "--epochs", "100"),
     *("--rows", "default", "convolution", "impulse", "mimetic", "conditioned"),
 )
+STAGED = ("--rows", "three stages", "quadratic", "--width", "256", "--epochs", "100")
 DONE, FAILED, MORE = 0, 1, 3
 LEAST_SECONDS = 5.0  # minimum time left to start a job
 CHECKPOINT_EVERY = 5  # epochs between checkpoints of long runs; an epoch takes seconds
@@ -233,18 +235,18 @@ def adjusted(run: PlannedRun, precision: str | None, *, compiled: bool) -> Plann
 def other_jobs(arguments: argparse.Namespace) -> list[Job]:
     """Return the jobs of other scripts; at scale tiny only those that use run folders."""
     if importlib.util.find_spec("tyro") is None:
-        print(
-            "tyro: not installed; skipping fast-recast, sequence, starts, recipes and recast-resnet.", file=sys.stderr
-        )
+        print("tyro: not installed; skipping all jobs except the training of the paper's models.", file=sys.stderr)
         return []
     out, root, seeds = arguments.out.resolve(), ("--root", arguments.data_root), ("--seeds", str(arguments.seeds))
+    each_seed = ("--seeds", *map(str, range(arguments.seeds)))
     jobs = []
     if arguments.scale != "tiny":
         for preset in ("94", "96"):
             name, flags = f"fast-recast-{preset}", ("--preset", preset, "--held-out", "0", "--tuning-epochs", "1")
             jobs.append(script_job(name, "fast_recast", (*flags, *seeds, *root), out))
         jobs.append(script_job("sequence", "sequence", root, out))
-        jobs.append(script_job("starts", "starts", (*VIT, *seeds, *root), out))
+        jobs.append(script_job("starts", "starts", (*VIT, *each_seed, *root), out))
+        jobs.append(script_job("attention-only", "attention_only", (*STAGED, *each_seed, *root), out))
     first = next(run for run in trainings(arguments) if run.name == "resnet18")
     how = [*("--scale", arguments.scale), *("--paper-runs", str(out / "runs")), *seeds, *root]
     how += ["--epochs", str(first.settings.train.epochs)] if arguments.epochs is not None else []
@@ -252,8 +254,11 @@ def other_jobs(arguments: argparse.Namespace) -> list[Job]:
     how += ["--compile"] if arguments.compile else []
     jobs.append(script_job("recipes", "recipes", how, out))
     epochs = ("--epochs", "5" if arguments.scale == "paper" else "1")
-    recast = ("--run", str(out / "runs" / first.folder.path.name), *epochs, *seeds, *root)
-    jobs.append(script_job("recast-resnet", "recast_resnet", recast, out))
+    run = str(out / "runs" / first.folder.path.name)
+    jobs.append(script_job("recast-resnet", "recast_resnet", ("--run", run, *epochs, *seeds, *root), out))
+    if arguments.scale != "tiny":
+        gated = ("--checkpoint", run, "--stage", "stages.7", *each_seed, *root)
+        jobs.append(script_job("gated-recast", "gated_recast", gated, out))
     return jobs
 
 

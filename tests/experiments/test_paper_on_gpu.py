@@ -1,5 +1,6 @@
 """`experiments.paper_on_gpu`: the order of its jobs, time limits, and exports; tests/verify runs it from end to end."""
 
+import importlib
 import json
 import subprocess
 import sys
@@ -37,7 +38,8 @@ class TestPlan:
             *("quadratic", "resnet18", "quadratic-seed-43", "resnet18-seed-43", "quadratic-seed-44"),
             *("resnet18-seed-44", "quadratic-generalized", "quadratic-generalized-pruned", "learned"),
             *("quadratic-16-heads", "learned-content-100-epochs", "quadratic-attention-dropout-100-epochs"),
-            *("fast-recast-94", "fast-recast-96", "sequence", "starts", "recipes", "recast-resnet"),
+            *("fast-recast-94", "fast-recast-96", "sequence", "starts", "attention-only", "recipes"),
+            *("recast-resnet", "gated-recast"),
         ]
 
     def test_without_tyro_the_other_scripts_are_left_out_in_words(
@@ -59,6 +61,13 @@ class TestPlan:
         other = tyro.cli(experiments.recast_resnet.Settings, args=script[1:])
         assert (other.run, other.seeds) == (tmp_path / "runs" / "resnet18-20-epochs", 2)
         assert not recast.done()
+
+    @pytest.mark.parametrize("name", ["starts", "attention-only", "gated-recast"])
+    def test_scripts_with_a_list_of_seeds(self, name: str, tmp_path: Path) -> None:
+        (job,) = plan(parse(["--out", str(tmp_path), "--seeds", "2", "--only", name]))
+        script, *flags = job.words[job.words.index("--script") + 1 :]
+        settings = tyro.cli(importlib.import_module(f"experiments.{script}").Settings, args=flags)
+        assert (settings.seeds, settings.out) == ((0, 1), tmp_path / name)
 
     def test_only_takes_names_by_their_beginning(self) -> None:
         assert names("--only", "resnet", "learned", "--seeds", "1") == [
