@@ -174,6 +174,8 @@ class SeparableEncoding(Encoding):
     """Base class of position-only encodings whose score is a sum over axes; subclasses implement `axis_scores`."""
 
     reads_content = False
+    smooth = False
+    """Whether scores are polynomials of the shift, so that wide heads may be compressed along long axes."""
 
     @abc.abstractmethod
     def axis_scores(self, axis: int, shifts: Float[Tensor, "n lattice"]) -> Float[Tensor, "h n lattice"]:
@@ -186,7 +188,7 @@ class SeparableEncoding(Encoding):
 
     @final
     def operator(self, grid: Grid, x: Float[Tensor, "b *sizes c"]) -> Kronecker | Toeplitz:
-        return separable_operator(grid, x, self.heads, self._scores)
+        return separable_operator(grid, x, self.heads, self._scores, smooth=self.smooth)
 
     @final
     def terms(self, grid: Grid, x: Float[Tensor, "b *sizes c"]) -> dict[str, Float[Tensor, "1 h n lattice"]]:
@@ -256,7 +258,12 @@ def mass_off_nearest(
 
 
 def separable_operator(
-    grid: Grid, x: Float[Tensor, "b *sizes c"], heads: int, scores: Callable[..., list[Float[Tensor, "h _ _"]]]
+    grid: Grid,
+    x: Float[Tensor, "b *sizes c"],
+    heads: int,
+    scores: Callable[..., list[Float[Tensor, "h _ _"]]],
+    *,
+    smooth: bool = False,
 ) -> Kronecker | Toeplitz:
     """Return the operator for scores that are sums over axes; `scores` returns a tensor (h, queries, lattice) per axis.
 
@@ -266,7 +273,7 @@ def separable_operator(
     largest = max(axis.queries * axis.lattice_size for axis in grid.axes)
     few = heads * largest <= block_sizes.ALL_ROWS or largest <= block_sizes.FACTOR_ENTRIES * grid.query_count
     if few or not has_values(x):
-        return Kronecker.from_scores(grid, scores(grid, x.device, score_dtype(x.dtype)))
+        return Kronecker.from_scores(grid, scores(grid, x.device, score_dtype(x.dtype)), smooth=smooth)
     rows = [row[:, 0] for row in scores(grid, x.device, widest(x.device), table=True)]
     return Toeplitz(grid, axis_sum(rows).unflatten(-1, [row.shape[1] for row in rows]), dtype=score_dtype(x.dtype))
 

@@ -44,6 +44,7 @@ class Quadratic(SeparableEncoding):
 
     undecayed = ("centres", "spread")
     by_head = ("centres", "spread")
+    smooth = True
 
     def __init__(
         self, heads: int, dims: int = 2, *, diagonal: bool = False, centre_std: float = 2.0, spread_std: float = 0.01

@@ -3,7 +3,8 @@
     softmax_{k1, k2} [f(k1 - q1) + g(k2 - q2)]  =  softmax_{k1} f(k1 - q1)  *  softmax_{k2} g(k2 - q2)
 
 The identity is exact under every border rule, so A_h = F_h,1 (x) F_h,2, a Kronecker product. Keys whose weight is below
-eps^2 times the largest of their row are dropped: the error is below rounding, and slow denormals are avoided.
+eps^2 times the largest of their row are dropped: the error is below rounding, and slow denormals are avoided. If scores
+are smooth functions of the shift, wide heads are compressed along long axes (see `kernels.kronecker_wide`).
 
 Mixed values A_h X are not saved for the backward pass. If an axis is long, heads are computed one at a time (see
 `kernels.kronecker_long_axes`). Otherwise they are computed together, in an order that keeps matrix products large:
@@ -38,6 +39,7 @@ from attnconv.operators.base import (
 )
 from attnconv.operators.kernels import block_sizes, contractions
 from attnconv.operators.kernels.kronecker_long_axes import contract_long, pull_long
+from attnconv.operators.kernels.kronecker_wide import compress, transform
 from attnconv.operators.kernels.recompute_in_backward import Gradients, recomputing
 
 
@@ -49,29 +51,39 @@ class Kronecker(AttentionOperator):
         grid: Grid of queries and keys.
         factors: Key probabilities, one tensor (h, n_a, m_a) for each axis a with n_a queries and m_a keys of the image.
         padding_masses: Total probability of zero padding along each axis, one tensor (h, n_a) for each axis a.
+        smooth: Whether the factors depend on their parameters only through polynomials of the shift, so that gradients
+            may be projected on smooth functions.
     """
 
     batch = 1
 
-    def __init__(self, grid: Grid, factors: Sequence[Factor], padding_masses: Sequence[Float[Tensor, "h _"]]) -> None:
-        self.grid = grid
+    def __init__(
+        self,
+        grid: Grid,
+        factors: Sequence[Factor],
+        padding_masses: Sequence[Float[Tensor, "h _"]],
+        *,
+        smooth: bool = False,
+    ) -> None:
+        self.grid, self.smooth = grid, smooth
         self.factors = tuple(factors)
         self.padding_masses = tuple(padding_masses)
         self.heads = self.factors[0].shape[0]
         self.device = self.factors[0].device
 
     @staticmethod
-    def from_scores(grid: Grid, scores: Sequence[Factor]) -> "Kronecker":
+    def from_scores(grid: Grid, scores: Sequence[Factor], *, smooth: bool = False) -> "Kronecker":
         """Create an operator from scores, one tensor (h, n_a, lattice_a) for each axis a, whose sum is the score."""
         factors, masses = [], []
         for axis, score in zip(grid.axes, scores, strict=True):
             lattice = contractions.banded_softmax(score)
             factors.append(axis.fold(lattice))
             masses.append(axis.empty_mass(lattice))
-        return Kronecker(grid, factors, masses)
+        return Kronecker(grid, factors, masses, smooth=smooth)
 
     def contract(self, x: Images, weight: Weights, groups: int = 1) -> Outputs:
-        return contract_factors(x, weight, self.factors)  # groups follow from the shapes
+        fixed = not any(factor.requires_grad for factor in self.factors)
+        return contract_factors(x, weight, self.factors, smooth=self.smooth or fixed)  # groups follow from the shapes
 
     def apply(self, values: Float[Tensor, "b h *sizes e"]) -> Float[Tensor, "b h *queries e"]:
         return mix_values(values, self.factors)
@@ -105,12 +117,17 @@ def _without_denormals(rows: Tensor, axes: int) -> Tensor:
     return rows.masked_fill(rows < torch.finfo(rows.dtype).tiny, 0) if axes > 2 else rows
 
 
-def contract_factors(x: Images, weight: Weights, factors: Sequence[Factor]) -> Outputs:
-    """Compute sum_h (F_h,1 (x) F_h,2 ..) X W_h; zeros in long factors get no gradient, as softmax ignores it."""
+def contract_factors(x: Images, weight: Weights, factors: Sequence[Factor], *, smooth: bool = False) -> Outputs:
+    """Compute sum_h (F_h,1 (x) F_h,2 ..) X W_h; zeros in long factors get no gradient, as softmax ignores it.
+
+    If `smooth`, factors may be compressed, and their gradients projected on smooth functions of queries and keys.
+    """
     dtype = product_dtype(x)
-    cast = [tensor.to(dtype) for tensor in (x, weight, *factors)]
+    x, weight = x.to(dtype), weight.to(dtype)
     with full_precision(x.device):
-        return _contraction(*cast)
+        if smooth and not block_sizes.are_short(factors):
+            return _smooth_contraction(x, weight, *factors)
+        return _contraction(x, weight, *(factor.to(dtype) for factor in factors))
 
 
 def contract_plainly(x: Tensor, weight: Tensor, *factors: Tensor) -> Tensor:
@@ -309,3 +326,48 @@ def _beside(matrix: Float[Tensor, "h q k"], dim: int) -> Tensor:
 
 
 _contraction = recomputing(contract_plainly, _forward, _gradients)
+
+
+def _plainly(x: Tensor, weight: Tensor, *factors: Tensor) -> Tensor:
+    return contract_plainly(x, weight, *(factor.to(x.dtype) for factor in factors))
+
+
+def _forward_smooth(x: Tensor, weight: Tensor, *factors: Tensor) -> Tensor:
+    """Compute `_forward`, with compressed factors for wide heads, in the dtype of the factors."""
+    if (wide := compress(factors, x.numel())) is None:
+        return _forward(x, weight, *(factor.to(x.dtype) for factor in factors))
+    exact = factors[0].dtype
+    coarse = _forward(transform(x.to(exact), wide.keys), weight[wide.heads].to(exact), *wide.factors)
+    out = transform(coarse, wide.queries, back=True)
+    if wide.others:
+        out += _forward(x, weight[wide.others], *(factor[wide.others].to(x.dtype) for factor in factors))
+    return out.to(x.dtype)
+
+
+def _gradients_smooth(inputs: Sequence[Tensor], gradient: Tensor, wanted: Sequence[bool]) -> Gradients:
+    x, weight, *factors = inputs
+    if (wide := compress(factors, x.numel())) is None:
+        return _gradients((x, weight, *(factor.to(x.dtype) for factor in factors)), gradient, wanted)
+    exact = factors[0].dtype
+    coarse = (transform(x.to(exact), wide.keys), weight[wide.heads].to(exact), *wide.factors)
+    to_x, to_weight, *to_factors = _gradients(coarse, transform(gradient.to(exact), wide.queries), wanted)
+    if to_x is not None:
+        to_x = transform(to_x, wide.keys, back=True)
+    for axis, (left, right) in enumerate(zip(wide.queries, wide.keys, strict=True)):
+        core = to_factors[axis]
+        if core is not None and left is not None and right is not None:
+            to_factors[axis] = left @ core @ right.mT
+    parts = [(wide.heads, (to_x, to_weight, *to_factors))]
+    if wide.others:
+        rest = (x, weight[wide.others], *(factor[wide.others].to(x.dtype) for factor in factors))
+        parts.append((wide.others, _gradients(rest, gradient, wanted)))
+    totals = [torch.zeros_like(each) if want else None for each, want in zip(inputs, wanted, strict=True)]
+    for heads, found in parts:
+        for number, (total, part) in enumerate(zip(totals, found, strict=True)):
+            if total is not None and part is not None:
+                into = total if number == 0 else total[heads]
+                total[... if number == 0 else heads] = into + part
+    return tuple(totals)
+
+
+_smooth_contraction = recomputing(_plainly, _forward_smooth, _gradients_smooth)
