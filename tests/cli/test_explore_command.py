@@ -94,6 +94,16 @@ def test_a_run_brings_its_digits_and_its_past(home: Path, run: Path, capsys: pyt
     assert written(home / "shown").times == ("now",)
 
 
+def test_a_published_run_has_only_weights(home: Path, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Folders such as those in `results/`, where the weights are not in `checkpoints`, and their weights files."""
+    shutil.copytree(run, home / "results", ignore=shutil.ignore_patterns("checkpoints"))
+    shutil.copyfile(run / "checkpoints" / "last.safetensors", home / "results" / "weights.safetensors")
+    for name in ("results", str(Path("results", "weights.safetensors"))):
+        status, _, err = call(capsys, name, "--images", "1", "--export", "shown")
+        assert (status, err) == (0, "")
+        assert written(home / "shown").times == ("epoch 0", "epoch 1", "now")
+
+
 @pytest.mark.parametrize(
     ("name", "title"),
     [
