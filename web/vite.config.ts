@@ -6,5 +6,5 @@ import { defineConfig } from "vitest/config";
 export default defineConfig({
   plugins: [svelte(), viteSingleFile({ removeViteModuleLoader: true })],
   build: { target: "es2022", modulePreload: false },
-  test: { include: ["tests/**/*.test.ts"], environment: "node" },
+  test: { include: ["tests/**/*.test.ts"], environment: "node", setupFiles: ["tests/pictures.ts"] },
 });

@@ -9,15 +9,15 @@ import { STEPS } from "../src/article/steps";
 import { result, setup } from "../src/core/bench";
 import { massOffNearest } from "../src/core/bounds";
 import { openPayload } from "../src/core/payload";
-import { pictureNamed } from "../src/core/images";
 import { attentionOf } from "../src/core/theorem";
 import { type ArticleState, atStep, checkedArticle } from "../src/state/article";
 import { hard, oneMissing } from "../src/state/bench";
 import { START, fromHash, reduce, toHash } from "../src/state/state";
+import { picture } from "./pictures";
 import { apart, fixture } from "./readFixture";
 
 const total = (values: ArrayLike<number>): number => Array.from(values).reduce((sum, value) => sum + value, 0);
-const image = pictureNamed("disc", 12);
+const image = picture("disc", 12);
 
 describe("steps", () => {
   test.each(STEPS.map((step, index) => ({ ...step, index })))("$index: $title", ({ title, paragraphs, equation, index }) => {
@@ -130,7 +130,7 @@ describe("the four terms", () => {
   });
 
   test("only the last is independent of the image", () => {
-    const other = fourTerms(pictureNamed("stripes", 12), query);
+    const other = fourTerms(picture("stripes", 12), query);
     expect(terms.map((term, index) => apart(term.data, other[index]!.data) > 1e-3)).toEqual([true, true, true, false]);
   });
 
