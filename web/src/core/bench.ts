@@ -22,9 +22,10 @@ export interface Result {
   /** The largest |difference|. */
   readonly error: number;
   readonly bound: Bound;
-  /** Smallest and largest value of the image, and of both outputs. */
-  readonly inputs: readonly [number, number];
+  /** Smallest and largest value of the convolution: the colour scale of both outputs, which does not change with the heads. */
   readonly outputs: readonly [number, number];
+  /** Largest |value| of the convolution: the colour scale of the difference, which therefore fades as heads sharpen. */
+  readonly scale: number;
 }
 
 /** Return a key of the state that changes exactly when the outputs must be recomputed. */
@@ -60,17 +61,15 @@ export function result({ image, geometry, kernel, shifts, heads }: Setup): Resul
   const attention = attend(image, heads, geometry);
   const convolution = convolve(image, kernel, geometry);
   const apart = difference(attention, convolution);
-  const inputs = range(image.data);
-  const [low, high] = inputs;
-  const [a, b] = [range(attention.data), range(convolution.data)];
+  const [low, high] = range(image.data);
   return {
     attention,
     convolution,
     difference: apart,
     error: largest(apart),
     bound: errorBound(heads, shifts, { low, high }, geometry.border),
-    inputs,
-    outputs: [Math.min(a[0], b[0]), Math.max(a[1], b[1])],
+    outputs: range(convolution.data),
+    scale: largest(convolution),
   };
 }
 
