@@ -14,10 +14,13 @@ export function paint(canvas: HTMLCanvasElement, plane: Plane, scale: Scale, lim
   else paintSteps(canvas, plane, scale, () => (scale === "amount" ? 0 : 0.5));
 }
 
-/** Paint probabilities by "times uniform" (see `attentionScale`); NaN is transparent and is no token. */
-export function paintAttention(canvas: HTMLCanvasElement, plane: Plane, finest?: number): void {
-  const tokens = plane.data.reduce((count, value) => count + (Number.isNaN(value) ? 0 : 1), 0);
-  paintSteps(canvas, plane, "amount", brightnessOf(tokens, finest ?? tokens));
+/**
+ * Paint probabilities by "times uniform" (see `attentionScale`). NaN is transparent and is no token; `tokens` is the number
+ * of tokens if the plane is a part of the map.
+ */
+export function paintAttention(canvas: HTMLCanvasElement, plane: Plane, finest?: number, tokens?: number): void {
+  const count = tokens ?? plane.data.reduce((sum, value) => sum + (Number.isNaN(value) ? 0 : 1), 0);
+  paintSteps(canvas, plane, "amount", brightnessOf(count, finest ?? count));
 }
 
 /** Paint a plane with colours chosen by a function to [0, 1]. */
