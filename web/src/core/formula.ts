@@ -29,7 +29,7 @@ export interface Formula {
   /** Key minus query, (rows, columns). */
   readonly shift: readonly [number, number];
   readonly gaussian: GaussianTerm | null;
-  /** The stored score of the shift, relative to the largest over all shifts. */
+  /** The stored score of the shift, relative to the largest over all shifts; null if the payload has no table. */
   readonly table: number | null;
   readonly content: ContentTerm | null;
   /** Scores of the key's row and column. */
