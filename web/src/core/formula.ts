@@ -6,9 +6,9 @@
  */
 import { classMass } from "./classTokens";
 import { gaussianAt } from "./gaussians";
-import { type Choice, scoresAt, writeMap } from "./maps";
+import { type Choice, writeMap } from "./maps";
 import type { Payload } from "./payload";
-import type { Place } from "./rows";
+import { type Place, writeScores } from "./rows";
 
 export interface GaussianTerm {
   readonly centre: readonly [number, number];
@@ -48,7 +48,7 @@ export function formulaOf(payload: Payload, place: Place, { part, prefix }: Pick
   const row = new Float64Array(height * width);
   const at = (token: number): [number, number] => [Math.floor(token / width), token % width];
   const shift = at(key).map((to, axis) => to - at(place.query)[axis]!) as [number, number];
-  const scored = prefix < 0 && scoresAt(payload, place, part, row);
+  const scored = prefix < 0 && writeScores(payload, place, part, row);
   const softmax = scored ? summed(row, key) : null;
   if (!writeMap(payload, place, { part, prefix, softmax: true, image: place.image, mean: false, time: place.time }, row)) return null;
   const position = scored && (layer.kind === "positions" || part !== "content");

@@ -117,29 +117,13 @@ export function nearestStored(payload: Payload, layer: number, token: number): n
 export const NOT_STORED = "The payload does not contain this query";
 
 let scratch = new Float64Array(0);
-let later = new Float64Array(0);
-
-/** Fill scores before the softmax at any time; between two snapshots, those of layers with only positions are interpolated. */
-export function scoresAt(payload: Payload, place: Place, part: Part, into: Float64Array): boolean {
-  const snapshot = Math.floor(place.time);
-  const share = place.time - snapshot;
-  if (!writeScores(payload, { ...place, time: snapshot }, part, into)) return false;
-  if (share === 0 || payload.manifest.layers[place.layer]!.kind !== "positions") return true;
-  if (later.length !== into.length) later = new Float64Array(into.length);
-  writeScores(payload, { ...place, time: snapshot + 1 }, part, later);
-  for (let key = 0; key < into.length; key++) into[key]! += share * (later[key]! - into[key]!);
-  return true;
-}
-
 /** Fill one map; return false if it is not in the payload. The choice must be valid for the layer. */
 export function writeMap(payload: Payload, place: HeadQuery, choice: Choice, into: Float64Array): boolean {
   const kind = payload.manifest.layers[place.layer]!.kind;
   const known = (image: number, row: Float64Array): boolean => {
     const whole = { ...place, image, time: choice.time };
     if (choice.prefix >= 0) return writeClassRow(payload, whole, choice.prefix, row);
-    if (!scoresAt(payload, whole, choice.part, row)) return choice.softmax && writeRow(payload, whole, choice.part, row);
-    if (choice.softmax) softmax(row);
-    return true;
+    return choice.softmax ? writeRow(payload, whole, choice.part, row) : writeScores(payload, whole, choice.part, row);
   };
   if (!choice.mean || (kind === "positions" && choice.prefix < 0)) {
     if (!known(choice.image, into)) return false;

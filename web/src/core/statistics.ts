@@ -15,11 +15,6 @@ export interface Statistics {
   readonly lines: readonly Line[];
 }
 
-/** Return a layer's convolution score at a snapshot; null if unknown. The statistics are those of the last snapshot. */
-export function scoreAt(layer: Layer & { readonly scores?: readonly (number | null)[] | null }, snapshot: number, last: number): number | null {
-  return layer.scores?.[snapshot] ?? (snapshot === last ? (layer.statistics.layer["score"] ?? null) : null);
-}
-
 /** Return the mean attention over heads to class tokens, registers and padding; null if unknown. */
 export function elsewhereOf(layer: Layer): number | null {
   const shares = (layer.statistics.heads["mass elsewhere"] ?? []).filter((share) => share !== null);
