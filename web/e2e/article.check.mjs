@@ -13,7 +13,7 @@ const step = (page) => page.locator(".moves span").innerText();
 export const checks = {
   async "keyboard navigation through all steps: no errors, no requests, no axe findings"(browser) {
     for (const colorScheme of ["light", "dark"]) {
-      const { page, seen, close } = await opened(browser, { hash: "#view=article", colorScheme });
+      const { page, seen, close } = await opened(browser, { ...at(1), colorScheme });
       const titles = new Set();
       const next = button(page, /^Next/);
       await next.focus();
@@ -33,13 +33,13 @@ export const checks = {
   },
 
   async "arrow keys move the query or the centre, and the live text follows"(browser) {
-    for (let number = 0; number < STEPS; number++) {
+    for (let number = 1; number <= STEPS; number++) {
       const { page, seen, close } = await opened(browser, at(number));
       const stage = page.locator("button.stage").first();
       await stage.focus();
       const before = await words(page);
       for (const key of ["ArrowDown", "ArrowRight"]) await page.keyboard.press(key);
-      assert.notEqual(await words(page), before, `step ${number + 1}`);
+      assert.notEqual(await words(page), before, `step ${number}`);
       await page.waitForFunction(() => {
         const said = [...document.querySelectorAll("[aria-live]")].map((live) => live.textContent);
         return said.includes(document.querySelector(".words").textContent);
@@ -50,7 +50,7 @@ export const checks = {
   },
 
   async "pointer and touch move the query; targets are at least 24 px and the page does not scroll sideways"(browser) {
-    const { page, close } = await opened(browser, { ...at(0), viewport: { width: 390, height: 800 }, hasTouch: true, isMobile: true });
+    const { page, close } = await opened(browser, { ...at(1), viewport: { width: 390, height: 800 }, hasTouch: true, isMobile: true });
     for (let number = 0; number < STEPS; number++) {
       const stage = page.locator("button.stage").first();
       await stage.scrollIntoViewIfNeeded();
@@ -72,7 +72,7 @@ export const checks = {
   },
 
   async "the figures show what the steps describe"(browser) {
-    const { page, seen, close } = await opened(browser, { hash: "#view=article" });
+    const { page, seen, close } = await opened(browser, at(1));
     const go = (number) => page.getByRole("navigation", { name: "Steps of the article" }).getByRole("button").nth(number - 1).click();
     for (let shift = 3; shift < 9; shift++) await button(page, "Add the next shift").click();
     assert.match(await words(page), /^Shift 9 of 9/);
@@ -105,7 +105,7 @@ export const checks = {
   },
 
   async "the theorem's step opens in the workbench with its settings, and a link restores a step"(browser) {
-    const { page, close } = await opened(browser, at(6));
+    const { page, close } = await opened(browser, at(7));
     await button(page, /^Soft/).click();
     const error = await page.getByTestId("error").innerText();
     await page.waitForFunction(() => location.hash.includes("article.offsets"));
@@ -123,18 +123,18 @@ export const checks = {
   },
 
   async "the browser's back button returns to the previous step"(browser) {
-    const { page, close } = await opened(browser, { hash: "#view=article" });
-    await button(page, /^Next/).click();
-    await page.waitForFunction(() => location.hash.includes("step=1"));
+    const { page, close } = await opened(browser, at(1));
     await button(page, /^Next/).click();
     await page.waitForFunction(() => location.hash.includes("step=2"));
+    await button(page, /^Next/).click();
+    await page.waitForFunction(() => location.hash.includes("step=3"));
     await page.goBack();
     await page.getByText(`2 of ${STEPS}`).waitFor();
     await close();
   },
 
   async "the figure of trained heads shows the payload, or a sketch that is marked as one"(browser, shots) {
-    const { page, seen, close } = await opened(browser, at(8));
+    const { page, seen, close } = await opened(browser, at(9));
     await page.getByText("These maps are a sketch").waitFor();
     await button(page, "Model explorer").click();
     await page.getByLabel(/Open a payload/).setInputFiles({ name: "waves.safetensors", mimeType: "", buffer: PAYLOAD });
@@ -149,7 +149,7 @@ export const checks = {
 
   async "screenshots of every step at the widths of a phone, a laptop and a projector"(browser, shots) {
     for (const [name, width, colorScheme] of [["phone", 390, "light"], ["projector", 1920, "light"], ["laptop", 1280, "dark"]]) {
-      const { page, close } = await opened(browser, { ...at(0), viewport: { width, height: 1000 }, colorScheme, reducedMotion: "reduce" });
+      const { page, close } = await opened(browser, { ...at(1), viewport: { width, height: 1000 }, colorScheme, reducedMotion: "reduce" });
       for (let number = 1; number <= STEPS; number++) {
         await page.screenshot({ path: `${shots}/article-${name}-${String(number).padStart(2, "0")}.png`, fullPage: true });
         if (number < STEPS) await button(page, /^Next/).click();

@@ -9,15 +9,15 @@ import { STEPS } from "../src/article/steps";
 import { result, setup } from "../src/core/bench";
 import { massOffNearest } from "../src/core/bounds";
 import { openPayload } from "../src/core/payload";
-import { pictureNamed } from "../src/core/images";
 import { attentionOf } from "../src/core/theorem";
 import { type ArticleState, atStep, checkedArticle } from "../src/state/article";
 import { hard, oneMissing } from "../src/state/bench";
 import { START, fromHash, reduce, toHash } from "../src/state/state";
+import { picture } from "./pictures";
 import { apart, fixture } from "./readFixture";
 
 const total = (values: ArrayLike<number>): number => Array.from(values).reduce((sum, value) => sum + value, 0);
-const image = pictureNamed("disc", 12);
+const image = picture("disc", 12);
 
 describe("steps", () => {
   test.each(STEPS.map((step, index) => ({ ...step, index })))("$index: $title", ({ title, paragraphs, equation, index }) => {
@@ -27,7 +27,7 @@ describe("steps", () => {
     expect(sentences.length).toBeLessThanOrEqual(5);
     for (const sentence of sentences) expect(sentence.split(" ").length).toBeLessThanOrEqual(36);
     for (const math of equation) expect(opened(math)).toEqual([]);
-    expect(checkedArticle(atStep(index))).toEqual(atStep(index));
+    expect(checkedArticle(atStep(index + 1))).toEqual(atStep(index + 1));
   });
 
   test("each has its own figure", () => {
@@ -53,14 +53,14 @@ test("names, numbers and operators become MathML", () => {
 });
 
 describe("a link to the article", () => {
-  test.each(STEPS.map((_, index) => index))("contains only step %i, and restores the step's settings", (index) => {
+  test.each([0, ...STEPS.map((_, index) => index + 1)])("contains only step %i, and restores the step's settings", (index) => {
     const state = { ...START, view: "article" as const, article: atStep(index) };
     expect(toHash(state)).toBe(index === 0 ? "#view=article" : `#view=article&article.step=${index}`);
     expect(fromHash(toHash(state))).toEqual(state);
   });
 
   test("restores the reader's changes", () => {
-    const change: Partial<ArticleState> = { ...atStep(4), alpha: 2.5, centre: [0.5, -2], query: [1, 2], terms: [0, 1, 0, 1], offsets: twoOnOneShift().offsets! };
+    const change: Partial<ArticleState> = { ...atStep(5), alpha: 2.5, centre: [0.5, -2], query: [1, 2], terms: [0, 1, 0, 1], offsets: twoOnOneShift().offsets! };
     const state = reduce(START, { type: "article", change });
     expect(state.article.alpha).toBe(2.5);
     expect(fromHash(toHash(state))).toEqual(state);
@@ -68,7 +68,7 @@ describe("a link to the article", () => {
 
   test("with values out of range is clamped", () => {
     const { article } = fromHash("#article.step=99&article.alpha=0&article.shifts=40&article.centre=9&article.border=none&article.missing=12&article.content=-3&article.terms=5");
-    expect(article).toEqual({ ...atStep(9), alpha: 0.1, shifts: 9, centre: [4, 0], content: 0 });
+    expect(article).toEqual({ ...atStep(10), alpha: 0.1, shifts: 9, centre: [4, 0], content: 0 });
   });
 });
 
@@ -130,7 +130,7 @@ describe("the four terms", () => {
   });
 
   test("only the last is independent of the image", () => {
-    const other = fourTerms(pictureNamed("stripes", 12), query);
+    const other = fourTerms(picture("stripes", 12), query);
     expect(terms.map((term, index) => apart(term.data, other[index]!.data) > 1e-3)).toEqual([true, true, true, false]);
   });
 
@@ -142,7 +142,7 @@ describe("the four terms", () => {
 
 describe("compared with a zero-padded convolution", () => {
   const found = (change: Partial<ArticleState>) => {
-    const set = setup(benchOf({ ...atStep(7), ...change }), null);
+    const set = setup(benchOf({ ...atStep(8), ...change }), null);
     return besideZeros(set, result(set).attention);
   };
 
@@ -160,7 +160,7 @@ describe("compared with a zero-padded convolution", () => {
 });
 
 test("the workbench takes its settings from the article's step", () => {
-  const article = { ...atStep(6), alpha: 7, missing: [2], border: "circular", query: [3, 9] };
+  const article = { ...atStep(7), alpha: 7, missing: [2], border: "circular", query: [3, 9] };
   expect(benchOf(article)).toMatchObject({ alpha: 7, missing: [2], border: "circular", query: [3, 9], kernel: "sharpen", size: 32 });
 });
 
