@@ -27,7 +27,7 @@ def script(name: str) -> ModuleType:
 
 def test_trained_models_show_labelled_colour_images() -> None:
     files = sorted((DOCS / "models").glob("*.safetensors"))
-    assert [file.stem for file in files] == ["learned", "learned-content"]
+    assert {file.stem for file in files} == {"learned", "learned-content"}
     assert len(example()) <= 120_000
     for content in (example(), *(file.read_bytes() for file in files)):
         found = read_payload(content)
