@@ -140,7 +140,7 @@ export const checks = {
       await place.hover({ force: true });
       assert.deepEqual(await marked(), [1, true, true, true]);
       heights.add(await page.evaluate(() => document.documentElement.scrollHeight));
-      await page.locator("figure p").filter({ hasText: "layer 1, head 2: bright where it attends" }).waitFor();
+      await page.locator("figcaption .laid").filter({ hasText: "layer 1, head 2: bright where it attends" }).waitFor();
     }
     await page.mouse.move(0, 0);
     heights.add(await page.evaluate(() => document.documentElement.scrollHeight));
