@@ -6,7 +6,7 @@ import expected from "./fixtures/payload.json";
 import { apart, fixture } from "./readFixture";
 
 const payload = openPayload(fixture("payload.safetensors"));
-const CHOICE: Choice = { part: "both", softmax: true, image: 0, mean: false, time: 0 };
+const CHOICE: Choice = { part: "both", softmax: true, image: 0, mean: false, time: 0, prefix: -1 };
 
 describe("the model explorer's maps equal the library's", () => {
   const cases = expected.maps.map((entry) => ({ ...entry, name: JSON.stringify(entry.place) + entry.part }));

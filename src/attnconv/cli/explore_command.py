@@ -84,15 +84,21 @@ def _inspect(arguments: Arguments) -> tuple[bytes, Any]:
     run = None if name in PRESETS else RunFolder.holding(Path(name))
     snapshots = () if run is None or arguments.snapshots == 0 else snapshots_of(run, arguments.snapshots)
     budget = max(1, round(arguments.budget * 1e6))
-    options = {**reading, "budget": budget, "title": title_of(name), "snapshots": snapshots}
-
     on_digits = run is not None and run.settings().data.name == "digits"
     data = arguments.data or ("digits" if on_digits else None)
     found, (mean, std) = (None, subject.normalisation) if data is None else subject.images(data, arguments)
+    options = {
+        **reading,
+        "budget": budget,
+        "title": title_of(name),
+        "snapshots": snapshots,
+        "classes": subject.loaded.classes or (() if found is None else found.classes),
+        "random": subject.loaded.random,
+    }
     session = Session(model, subject.sizes, mean=mean, std=std, options=options)
     with working(f"Recording the attention of {name}"):
         if found is not None:
-            return session.payload(found.pixels, found.names), session.answer
+            return session.payload(found.pixels, found.names, found.labels), session.answer
         noise = subject.noise(2)
         require_positions_only(audit(model, noise, queries=1, **reading))
         return payload(model, noise, pictures=Pictures(), **options), session.answer

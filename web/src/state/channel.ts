@@ -67,13 +67,13 @@ export function changeAsked(payload: Payload, data: unknown): Partial<ModelState
   const { heads, sizes } = payload.manifest.layers[layer]!;
   if (head !== undefined) {
     if (!isIndex(head, heads)) return null;
-    [change.layer, change.head, change.zoomed, change.key] = [layer, head, true, []];
+    [change.layer, change.head, change.zoomed, change.other, change.key] = [layer, head, true, false, []];
   }
   if (query !== undefined) {
     if (!Array.isArray(query) || query.length !== 2) return null;
     const [row, column]: unknown[] = query; // an array may have holes, which array methods skip
     if (!isIndex(row, sizes[0]) || !isIndex(column, sizes[1])) return null;
-    [change.query, change.frozen] = [carried([row, column], sizes, finest(payload)), true];
+    [change.query, change.frozen, change.prefix] = [carried([row, column], sizes, finest(payload)), true, -1];
   }
   return change;
 }
