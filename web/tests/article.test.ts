@@ -52,6 +52,18 @@ test("names, numbers and operators become MathML", () => {
   );
 });
 
+test("parentheses and norm bars are rows of their own and do not stretch", () => {
+  const mark = (form: string, sign: string): string => `<mo form="${form}" stretchy="false">${sign}</mo>`;
+  expect(line("S ( α )")).toContain(`<mi>S</mi><mrow>${mark("prefix", "(")}<mi>α</mi>${mark("postfix", ")")}</mrow>`);
+  expect(line("‖ x ‖ + ‖ y ‖").match(/prefix/g)).toHaveLength(2);
+  for (const { equation } of STEPS) {
+    for (const math of equation) {
+      expect(math).not.toMatch(/<mo>[(){}‖]/);
+      expect(opened(math)).toEqual([]);
+    }
+  }
+});
+
 describe("a link to the article", () => {
   test.each([0, ...STEPS.map((_, index) => index + 1)])("contains only step %i, and restores the step's settings", (index) => {
     const state = { ...START, view: "article" as const, article: atStep(index) };

@@ -112,7 +112,7 @@ export const STEPS: readonly Step[] = [
     title: "Nine heads form a 3 × 3 kernel",
     paragraphs: [
       "Assign each shift of a 3 × 3 kernel to one of nine sharp heads, and set the head's value matrix to the kernel's weights at this shift. The layer then sums the shifted pixels times their weights, which is the convolution.",
-      "In the same way, K × K heads express any K × K kernel. Click “Hard heads”, and then lower α to make the heads softer: the error grows, but it stays below the theoretical bound.",
+      "In the same way, K × K heads express any K × K kernel. Click “Hard heads” and watch the difference disappear, then lower α to make the heads softer: the error grows, but it stays below the proven bound.",
     ],
     equation: [
       line(sumOver("h"), sumOver("k"), subsup("p", "q , k", "h"), x("k"), sup("W", "h"), "=", sumOver(shift), x("q + δ"), sub("W", shift)),
