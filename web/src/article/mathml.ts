@@ -25,6 +25,8 @@ function grouped(markup: string): string {
 }
 
 export const row = (...parts: string[]): string => `<mrow>${grouped(parts.map(tokens).join(""))}</mrow>`;
+/** One of several numbered terms, which is linked with its picture. */
+export const term = (number: number, ...parts: string[]): string => row(...parts).replace("<mrow>", `<mrow class="term term-${number}">`);
 export const sub = (base: string, below: string): string => `<msub>${row(base)}${row(below)}</msub>`;
 export const sup = (base: string, above: string): string => `<msup>${row(base)}${row(above)}</msup>`;
 export const subsup = (base: string, below: string, above: string): string =>
