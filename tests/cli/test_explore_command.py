@@ -133,7 +133,12 @@ def test_without_a_name_the_example_or_the_demo(home: Path, run: Path, capsys: p
     status, out, _ = call(capsys, "--export", "shown")
     assert status == 0
     assert "bundled example" in out
-    assert len(written(home / "shown").times) == 13  # snapshots of its training
+    example = written(home / "shown")
+    assert len(example.times) == 25  # snapshots of its training
+    assert (len(example.images), len(set(example.labels)), example.random) == (12, 10, False)
+    right = [prediction[0][0] == label for prediction, label in zip(example.predictions, example.labels, strict=True)]
+    assert right == [True] * 10 + [False] * 2
+    assert example.images.float().std(-1).mean() > 1  # in colour
     status, _, err = call(capsys, "--data", "digits", "--export", "shown")
     assert status == 1
     assert "MODEL: must be given if --data is given" in err

@@ -29,7 +29,8 @@ class Arguments(AttentionOptions):
 
     Attributes:
         model: Preset, run folder, weights file, timm:NAME, hf:NAME, torchvision:NAME or
-            package.module:function. The default is the run of `attnconv demo` or, if there is none, a bundled example.
+            package.module:function. The default is the run of `attnconv demo` or, if there is none, a bundled model
+            that was trained on CIFAR-10.
         data: Initial images: a folder of image files (searched recursively), digits or cifar10. The default is digits
             for runs trained on digits; otherwise, random noise if attention depends only on positions. Required in all
             other cases.
@@ -77,7 +78,7 @@ def _inspect(arguments: Arguments) -> tuple[bytes, Any]:
     if name is None and arguments.data is not None:
         raise ValueError(bad("MODEL", "must be given if --data is given", "no model", "See `attnconv explore --help`."))
     if name is None:
-        print("Explorer: showing the bundled example. Pass a model, or run `attnconv demo` first.")
+        print("Explorer: showing the bundled example, a model trained on CIFAR-10. For other models, pass MODEL.")
         return example(), None
     subject = Subject.load(name, arguments)
     model, reading = subject.loaded.model, arguments.reading()

@@ -10,6 +10,8 @@
  * `write...` functions fill an array of the caller, so that moving the pointer allocates no memory. Scores and
  * probabilities are float64.
  */
+import type { Gaussian } from "./contours";
+import { gaussianAt } from "./gaussians";
 import type { Layer, Payload } from "./payload";
 import type { Tensor } from "./safetensors";
 
@@ -88,15 +90,13 @@ function addContent(payload: Payload, layer: Layer, place: Place, into: Float64A
 
 function addPosition(payload: Payload, layer: Layer, place: Place, into: Float64Array): void {
   const table = payload.of(place.layer, "shift_scores");
-  const centres = payload.of(place.layer, "centres");
-  const precision = payload.of(place.layer, "precision");
-  const before = Math.floor(place.time);
-  const share = place.time - before;
-  for (let later = 0; later <= (share > 0 ? 1 : 0); later++) {
-    const head = (before + later) * layer.heads + place.head;
-    const weight = later === 1 ? share : 1 - share;
-    if (table !== null) addTable(table, layer, head, place.query, weight, into);
-    else if (centres !== null && precision !== null) addGaussian(centres, precision, layer, head, place.query, weight, into);
+  const gaussian = table === null ? gaussianAt(payload, place.layer, place.head, place.time) : null;
+  if (gaussian !== null) addGaussian(gaussian, layer, place.query, into);
+  if (table !== null) {
+    const before = Math.floor(place.time);
+    const share = place.time - before;
+    addTable(table, layer, place, before, 1 - share, into);
+    if (share > 0) addTable(table, layer, place, before + 1, share, into);
   }
   const rows = payload.of(place.layer, "row_scores");
   const columns = payload.of(place.layer, "column_scores");
@@ -111,11 +111,11 @@ function addPosition(payload: Payload, layer: Layer, place: Place, into: Float64
   }
 }
 
-/** Add the part of a shift table that a query uses, times a weight; `head` counts the heads of all snapshots. */
-function addTable(table: Tensor, layer: Layer, head: number, query: number, weight: number, into: Float64Array): void {
+/** Add the part of a snapshot's shift table that a query uses, times a weight. */
+function addTable(table: Tensor, layer: Layer, { head, query }: Place, snapshot: number, weight: number, into: Float64Array): void {
   const [height, width] = layer.sizes;
   const across = 2 * width - 1;
-  const start = head * (2 * height - 1) * across;
+  const start = (snapshot * layer.heads + head) * (2 * height - 1) * across;
   const queryRow = Math.floor(query / width);
   const queryColumn = query % width;
   for (let row = 0; row < height; row++) {
@@ -124,13 +124,13 @@ function addTable(table: Tensor, layer: Layer, head: number, query: number, weig
   }
 }
 
-/** Add the scores of a Gaussian head, times a weight; `head` counts the heads of all snapshots. */
-function addGaussian(centres: Tensor, precision: Tensor, { sizes: [height, width] }: Layer, head: number, query: number, weight: number, into: Float64Array): void {
-  const top = Math.floor(query / width) + centres.data[2 * head]!;
-  const left = (query % width) + centres.data[2 * head + 1]!;
-  const rows = -0.5 * weight * precision.data[4 * head]!;
-  const both = -0.5 * weight * (precision.data[4 * head + 1]! + precision.data[4 * head + 2]!);
-  const columns = -0.5 * weight * precision.data[4 * head + 3]!;
+/** Add the scores of a Gaussian head. */
+function addGaussian({ centre, precision }: Gaussian, { sizes: [height, width] }: Layer, query: number, into: Float64Array): void {
+  const top = Math.floor(query / width) + centre[0];
+  const left = (query % width) + centre[1];
+  const rows = -0.5 * precision[0]!;
+  const both = -0.5 * (precision[1]! + precision[2]!);
+  const columns = -0.5 * precision[3]!;
   for (let row = 0; row < height; row++) {
     const down = row - top;
     for (let column = 0; column < width; column++) {
