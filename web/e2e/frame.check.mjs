@@ -21,7 +21,7 @@ export const checks = {
   async "a button copies a link that restores the view"(browser) {
     const { page, close } = await opened(browser, { hash: "#view=bench&bench.alpha=7", permissions: ["clipboard-read", "clipboard-write"] });
     await page.getByRole("button", { name: "Copy link" }).click();
-    await page.getByText("Link copied").waitFor();
+    await page.getByRole("button", { name: "Link copied" }).waitFor();
     const link = await page.evaluate(() => navigator.clipboard.readText());
     assert.match(link, /index\.html#view=bench&bench\.alpha=7$/);
     await close();

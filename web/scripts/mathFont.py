@@ -22,7 +22,7 @@ SIGNS = "−+=<>≤≥≈·×∑√‖|→∈⊤…∞∂^ˆ′〈〉⟨⟩"
 
 
 def characters() -> str:
-    """Return ASCII, Greek letters, operators, and the italic letters that browsers show for identifiers of one letter."""
+    """Return ASCII, Greek letters, operators, and italic letters, which browsers use for names of one letter."""
     italic = [chr(code) for code in range(0x1D434, 0x1D468)] + ["ℎ"]
     greek = [chr(0x1D6FC + ord(letter) - ord("α")) for letter in GREEK if letter >= "α"]
     return "".join([string.printable.strip(), *italic, *greek, chr(0x1D6E5), chr(0x1D6F4), GREEK, SIGNS, "\u00a0"])
@@ -46,9 +46,10 @@ def main(path: Path) -> None:
     file = io.BytesIO()
     font.save(file)
     data = base64.b64encode(file.getvalue()).decode()
+    source = f'url("data:font/woff2;base64,{data}") format("woff2")'
     TARGET.write_text(
         "/* A subset of STIX Two Math, written by scripts/mathFont.py; licence: OFL.txt. */\n"
-        f'@font-face {{\n  font-family: "Equations";\n  src: url("data:font/woff2;base64,{data}") format("woff2");\n}}\n'
+        f'@font-face {{\n  font-family: "Equations";\n  src: {source};\n}}\n'
     )
     print(f"{TARGET}: {len(data)} characters of base64, {len(font.getGlyphOrder())} glyphs")
 
