@@ -1,7 +1,7 @@
 """Crop the page's photographs and write `src/core/photographData.ts`.
 
-    pip download scikit-image==0.25.2 --no-deps    # a wheel is a zip archive
-    python web/scripts/photographs.py PATH/TO/skimage/data
+pip download scikit-image==0.25.2 --no-deps    # a wheel is a zip archive
+python web/scripts/photographs.py PATH/TO/skimage/data
 """
 
 import base64
