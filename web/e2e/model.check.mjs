@@ -195,9 +195,9 @@ export const checks = {
     const tiles = page.getByRole("group", { name: "Images" }).getByRole("button");
     assert.deepEqual((await tiles.allInnerTexts()).map((text) => text.replace(/\s+/g, " ").trim()),
       ["frog ✓ right", "ship ✗ wrong, predicted truck", "waves 2", "mean over all 3"]);
-    await page.getByText("✓ right: this is a frog; predicted: frog 75%, cat 12.5%.").waitFor();
+    await page.getByText("✓ Right. Label: frog. Predicted: frog 75%, cat 12.5%.").waitFor();
     await tiles.nth(1).click();
-    await page.getByText("✗ wrong: this is a ship; predicted: truck 50%, ship 40%.").waitFor();
+    await page.getByText("✗ Wrong. Label: ship. Predicted: truck 50%, ship 40%.").waitFor();
     await page.waitForFunction(() => /model.image=1/.test(location.hash));
     assert.equal(await tiles.nth(1).getAttribute("aria-pressed"), "true");
     await page.getByText("random weights, this model is not trained").waitFor();
