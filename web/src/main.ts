@@ -1,5 +1,6 @@
 import { mount } from "svelte";
 import "./app.css";
+import "./fonts/math.css";
 import "./testHooks";
 import App from "./App.svelte";
 import { decodePhotographs } from "./draw/photographFiles";

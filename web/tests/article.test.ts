@@ -3,7 +3,7 @@ import { benchOf, besideZeros, twoOnOneShift } from "../src/article/benchSetting
 import {
   type Head, attentionRow, embedded, fourTerms, mixed, outputOf, patternOf, probabilities, reordered, shuffled, shuffling, summed,
 } from "../src/article/examples";
-import { SKETCH_SIZE, layerMaps, nearestStored, sketchedMaps, tokenGreys } from "../src/article/attentionMaps";
+import { SKETCH_SIZE, firstImage, layerMaps, sketchedMaps } from "../src/article/attentionMaps";
 import { line, sub } from "../src/article/mathml";
 import { STEPS } from "../src/article/steps";
 import { result, setup } from "../src/core/bench";
@@ -50,6 +50,18 @@ test("names, numbers and operators become MathML", () => {
   expect(line(sub("W", "qry"), "= 2 < x")).toBe(
     '<math display="block"><mrow><msub><mrow><mi>W</mi></mrow><mrow><mi>qry</mi></mrow></msub><mo>=</mo><mn>2</mn><mo>&lt;</mo><mi>x</mi></mrow></math>',
   );
+});
+
+test("parentheses and norm bars are rows of their own and do not stretch", () => {
+  const mark = (form: string, sign: string): string => `<mo form="${form}" stretchy="false">${sign}</mo>`;
+  expect(line("S ( α )")).toContain(`<mi>S</mi><mrow>${mark("prefix", "(")}<mi>α</mi>${mark("postfix", ")")}</mrow>`);
+  expect(line("‖ x ‖ + ‖ y ‖").match(/prefix/g)).toHaveLength(2);
+  for (const { equation } of STEPS) {
+    for (const math of equation) {
+      expect(math).not.toMatch(/<mo>[(){}‖]/);
+      expect(opened(math)).toEqual([]);
+    }
+  }
 });
 
 describe("a link to the article", () => {
@@ -192,21 +204,15 @@ describe("heads of a payload", () => {
     }
   });
 
-  test("use the nearest query if rows are stored for few queries", () => {
-    expect(nearestStored([1, 7, 10], 9, 4)).toBe(10);
-    expect(nearestStored([1, 7, 10], 0, 4)).toBe(1);
-    expect(nearestStored(null, 5, 4)).toBe(5);
-  });
-
-  test("tokens are means of the pixels under them", () => {
-    const greys = tokenGreys(payload);
-    expect([greys.height, greys.width]).toEqual([...payload.manifest.layers[0]!.sizes]);
+  test("have the first image in its colours, and the heads' planes", () => {
+    const { height, width, colours } = firstImage(payload)!;
     const pixels = payload.images!;
-    const [, height, width] = pixels.shape as [number, number, number];
-    const first = Array.from(pixels.data.slice(0, height * width * 3));
-    const weights = [0.299, 0.587, 0.114];
-    const mean = total(first.map((value, at) => value * weights[at % 3]!)) / (255 * height * width);
-    expect(total(greys.data) / greys.data.length).toBeCloseTo(mean, 6);
+    expect([height, width]).toEqual(pixels.shape.slice(1, 3));
+    expect(Array.from(colours!.slice(4, 8))).toEqual([...pixels.data.slice(3, 6), 255]);
+    for (const { plane, heads, range } of layerMaps(payload, [2, 1])) {
+      expect(plane.length).toBe(heads);
+      expect(range).toBeGreaterThan(1);
+    }
   });
 
   test("are sketched if there is no payload", () => {

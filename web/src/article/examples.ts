@@ -68,11 +68,13 @@ export function outputOf(image: Plane, head: Head): Plane {
   return { height, width, data: data.map((_, query) => mixed(attentionRow(image, query, head), image)) };
 }
 
-/** Compute the outputs before and after shuffling, and their largest difference after undoing the shuffle. */
+/** Compute the outputs before and after shuffling, and their difference after restoring the order. */
 export function shuffling(image: Photograph, order: readonly number[], head: Head) {
   const mixedImage = reordered(image, order);
   const [before, after] = [outputOf(image, head), outputOf(mixedImage, head)];
-  return { mixedImage, before, after, apart: largest(difference(after, reordered(before, order))) };
+  const places = order.map((_, pixel) => order.indexOf(pixel));
+  const restored = difference(reordered(after, places), before);
+  return { mixedImage, before, after, restored, apart: largest(restored) };
 }
 
 export const TERMS = ["content – content", "content – position", "position – content", "position – position"] as const;

@@ -12,7 +12,7 @@ export interface ArticleState {
   readonly playing: boolean;
   readonly progress: number;
   readonly round: number;
-  /** (row, column) of the query; clamped in figures with smaller images. */
+  /** (row, column) of the query, clamped in figures with smaller images; empty for the middle. */
   readonly query: readonly number[];
   /** Whether the query is locked: it then ignores pointer movements. */
   readonly frozen: boolean;
@@ -60,7 +60,7 @@ const COMMON: Omit<ArticleState, "step"> = {
 /** Largest distance of the head's centre from its query along an axis, in pixels. */
 export const FARTHEST_CENTRE = 4;
 /** Largest weight of content in the last step. */
-export const MOST_CONTENT = 100;
+export const MOST_CONTENT = 400;
 const TAPS = 9;
 const LARGEST_GRID = 64;
 
@@ -92,7 +92,7 @@ export function checkedArticle(state: ArticleState): ArticleState {
   return {
     ...state,
     step,
-    query: [0, 1].map((axis) => clamped(state.query[axis] ?? 0, 0, LARGEST_GRID - 1, 1)),
+    query: state.query.length === 2 ? state.query.map((place) => clamped(place, 0, LARGEST_GRID - 1, 1)) : [],
     progress: clamped(state.progress, 0, 1),
     round: clamped(state.round, 0, 999, 1),
     shifts: clamped(state.shifts, 1, TAPS, 1),
