@@ -9,8 +9,8 @@ export interface PlaneHead {
   readonly centre: Shift | null;
   /** Precision matrix of a Gaussian head, row-major; its contours are ellipses. */
   readonly precision?: ArrayLike<number>;
-  /** SVG paths of the contours of other heads, in (column, row) of the plane; only those of the highlighted head are drawn. */
-  readonly outlines?: { readonly half: string; readonly most: string };
+  /** Return SVG paths of the contours of another head, in (column, row) of the plane; called if the head is highlighted. */
+  readonly outlines?: () => { readonly half: string; readonly most: string };
   /** Centres over training. */
   readonly trail?: readonly Shift[];
   /** Whether the head is removed; it is drawn dashed. */

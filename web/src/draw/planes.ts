@@ -56,7 +56,7 @@ function around(map: Float64Array, width: number, query: Shift): Required<Pick<P
   const mean = meanOf(map, width);
   const corner = [query[0] + 0.5, query[1] + 0.5] as const; // the query's centre, from the corner of the grid
   const path = (share: number): string => outlinePath(map, width, levelOf(map, share), corner);
-  return { centre: mean && [mean[0] - query[0], mean[1] - query[1]], outlines: { half: path(0.5), most: path(0.9) } };
+  return { centre: mean && [mean[0] - query[0], mean[1] - query[1]], outlines: () => ({ half: path(0.5), most: path(0.9) }) };
 }
 
 /** Return the SVG path of the outline of the tokens at or above `level`, relative to (row, column) from the corner of the grid. */
