@@ -214,7 +214,8 @@ class TestPredictions:
         assert (found.labels, found.random) == (("c", "a"), True)
         exact = (10 * pixels.mean((2, 3)))[:, :4].softmax(-1)
         for prediction, shares, best in zip(found.predictions, exact, "cd", strict=True):
-            assert prediction[0] == (best, pytest.approx(float(shares.max()), abs=1e-5))
+            assert prediction[0][0] == best
+            assert prediction[0][1] == pytest.approx(float(shares.max()), abs=1e-5)
             assert [share for _, share in prediction] == sorted((share for _, share in prediction), reverse=True)
             assert len(prediction) == 3
 

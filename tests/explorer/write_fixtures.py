@@ -119,7 +119,7 @@ def payload() -> tuple[bytes, dict[str, Any]]:
     tensors["4.centres"] = tensors["0.centres"].clone()
     tensors["4.precision"] = tensors["0.precision"] + torch.tensor([[0.0, 0.3], [0.3, 0.5]])
     kinds = ("positions", "content", "content", "rows", "positions")
-    manifest = {
+    manifest: dict[str, Any] = {
         "format": 1,
         "title": "Waves",
         "library": "0",

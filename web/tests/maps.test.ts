@@ -68,3 +68,21 @@ test("a link's indices beyond the payload are clamped", () => {
   expect([choice.image, choice.time]).toEqual([1, 1]);
   expect(choiceFor(payload, { ...CHOICE, time: 40 }).time).toBe(1);
 });
+
+test("an image is found by its name, at any index", () => {
+  const [first, second] = payload.manifest.images.map(({ name }) => name);
+  const image = (index: number, named: string) => choiceFor(payload, { ...CHOICE, image: index, named }).image;
+  expect([image(5, first!), image(0, second!), image(1, second!), image(5, "elsewhere"), image(1, "")]).toEqual([0, 1, 1, 1, 1]);
+});
+
+test("a class token has its own rows", () => {
+  const into = new Float64Array(12);
+  const { class_rows: rows } = expected;
+  for (const { image, head, row } of rows) {
+    expect(writeMap(payload, { layer: 3, head, query: 0 }, { ...CHOICE, image, prefix: 0 }, into)).toBe(true);
+    expect(Array.from(into)).toEqual(row);
+  }
+  expect(lackOf(payload, 3, { ...CHOICE, prefix: 0 })).toBe("");
+  expect(lackOf(payload, 3, { ...CHOICE, prefix: 0, softmax: false })).toMatch(/no scores/);
+  expect(lackOf(payload, 0, { ...CHOICE, prefix: 0 })).toMatch(/no such token/);
+});

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 import attnconv
 from attnconv._util.errors import bad
-from attnconv._util.module_state import evaluating
 from attnconv._util.value_checks import whole
 from attnconv.explorer.payload_format import (
     MOST_PREDICTIONS,
@@ -127,8 +126,8 @@ def payload(
     if no_images and (content := [layer.name for layer in audited if not layer.position_only]):
         requirement = f"must be given, since attention depends on the image in {', '.join(content[:3])}"
         raise ValueError(bad("images", requirement, "none"))
-    stored = _store_layers(model, images, audited, budget=budget, **reading)
-    predictions = () if no_images else _predictions(model, images, tuple(classes))
+    stored, output = _store_layers(model, images, audited, budget=budget, **reading)
+    predictions = () if no_images else _predictions(output, len(images), tuple(classes))
     pictures = _pictures(pictures, images, stored)
     found = Payload(
         title=title or type(model).__name__,
@@ -169,9 +168,13 @@ def snapshots_of(run: RunFolder, count: int = 24) -> tuple[Snapshot, ...]:
 
 def _store_layers(
     model: nn.Module, images: Tensor, audited: Sequence[LayerAudit], *, budget: int, **reading: Any
-) -> list[PayloadLayer]:
-    """Store the layers in the order of the audit, with its statistics and equal shares of the budget."""
+) -> tuple[list[PayloadLayer], object]:
+    """Store the layers in the order of the audit, with its statistics and equal shares of the budget.
+
+    Return them and the output of the model.
+    """
     stored: list[PayloadLayer] = []
+    outputs: list[object] = []
 
     def store(name: str, operator: AttentionOperator) -> None:
         found = audited[len(stored)]
@@ -180,8 +183,9 @@ def _store_layers(
         statistics["layer"] |= layer.statistics["layer"]
         stored.append(replace(layer, statistics=statistics))
 
-    visit_attention(model, images, store, **reading)
-    return stored
+    with model.register_forward_hook(lambda *call: outputs.append(call[-1])):
+        visit_attention(model, images, store, **reading)
+    return stored, outputs[-1] if outputs else None
 
 
 def _over_time_or_images(layer: PayloadLayer, snapshots: Sequence[Snapshot], images: int) -> PayloadLayer:
@@ -220,13 +224,11 @@ def gaussian_score(
     return convolution_score(shift_profile(operator, queries=sample_queries(grid, QUERIES)))
 
 
-def _predictions(model: nn.Module, images: Tensor, classes: tuple[str, ...]) -> tuple[Prediction, ...]:
-    """Return the most probable classes of each image; nothing if the model does not return logits of these classes."""
-    if not classes:
+def _predictions(logits: object, images: int, classes: tuple[str, ...]) -> tuple[Prediction, ...]:
+    """Return the most probable classes of each image; nothing if these are not logits of the classes."""
+    if not isinstance(logits, Tensor) or not classes or logits.shape != (images, len(classes)):
         return ()
-    with torch.no_grad(), evaluating(model):
-        logits = model(images)
-    if not isinstance(logits, Tensor) or logits.shape != (len(images), len(classes)) or not logits.isfinite().all():
+    if not bool(logits.isfinite().all()):
         return ()
     best = logits.double().softmax(-1).topk(min(MOST_PREDICTIONS, len(classes)))
     return tuple(

@@ -18,6 +18,8 @@ export interface Choice {
   readonly time: number;
   /** Index of the class token or register that is the query; -1 if the query is a token of the image. */
   readonly prefix: number;
+  /** Name of the image: of two models that are compared, the second may have it at another index. */
+  readonly named?: string;
 }
 
 /** A head and a query token. */
@@ -71,10 +73,11 @@ export function hasParts(payload: Payload): boolean {
 export function choiceFor(payload: Payload, wanted: Choice): Choice {
   const { images, times } = payload.manifest;
   const last = times.length - 1;
+  const named = images[wanted.image]?.name === wanted.named ? -1 : images.findIndex(({ name }) => name === wanted.named);
   return {
     ...wanted,
     part: hasParts(payload) ? wanted.part : "both",
-    image: Math.min(wanted.image, Math.max(0, images.length - 1)),
+    image: named >= 0 ? named : Math.min(wanted.image, Math.max(0, images.length - 1)),
     mean: wanted.mean && images.length > 1,
     time: wanted.time < 0 ? last : Math.min(wanted.time, last),
   };

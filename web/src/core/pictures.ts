@@ -11,6 +11,9 @@ export function pictureWords(image: PayloadImage): string {
   const { label, predictions } = image;
   const right = isRight(image);
   const listed = predictions.map(([name, probability]) => `${name} ${percent(probability)}`).join(", ");
-  if (right !== null) return `${right ? "✓ right" : "✗ wrong"}: this is a ${label}; predicted: ${listed}.`;
-  return label ? `This is a ${label}.` : listed ? `Predicted: ${listed}.` : "";
+  return [
+    right === null ? "" : right ? "✓ Right." : "✗ Wrong.",
+    label === null ? "" : `Label: ${label}.`,
+    listed === "" ? "" : `Predicted: ${listed}.`,
+  ].filter((part) => part).join(" ");
 }

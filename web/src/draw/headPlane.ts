@@ -9,7 +9,7 @@ export interface PlaneHead {
   readonly centre: Shift | null;
   /** Precision matrix of a Gaussian head, row-major; its contours are ellipses. */
   readonly precision?: ArrayLike<number>;
-  /** SVG paths of the contours of other heads, in (column, row) of the plane. */
+  /** SVG paths of the contours of other heads, in (column, row) of the plane; only those of the highlighted head are drawn. */
   readonly outlines?: { readonly half: string; readonly most: string };
   /** Centres over training. */
   readonly trail?: readonly Shift[];

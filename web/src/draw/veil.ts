@@ -13,7 +13,7 @@ export interface Overlay {
   readonly brightness: (probability: number) => number;
 }
 
-const DARKEST = 0.8; // opacity of the veil
+const DARKEST = 0.7; // opacity of the veil
 
 export function paintVeil(canvas: HTMLCanvasElement, overlay: Overlay | null): void {
   const context = canvas.getContext("2d");
