@@ -310,11 +310,12 @@ export const checks = {
     for (let press = 0; press < 2; press++) await header(page, /Layer statistics/, /^score/).getByRole("button").click();
     await page.waitForFunction(() => location.hash.includes("model.layerDown=false")); // the last change
     await page.mouse.move(0, 0);
-    await settled(page);
+    await page.evaluate(() => scrollTo(0, 0));
+    for (let frames = 0; frames < 3; frames++) await settled(page); // maps are painted when they are in view
     const [hash, drawn, share] = [new URL(page.url()).hash, await pixels(page), await number(page, "probability")];
     await close();
     const again = await shown(browser, bytes, { hash: hash.replace("#view=model", "") });
-    await settled(again.page);
+    for (let frames = 0; frames < 3; frames++) await settled(again.page);
     assert.equal(await number(again.page, "probability"), share);
     assert.equal(await pixels(again.page), drawn);
     assert.deepEqual(await query(again.page), [3, 8]);

@@ -30,7 +30,7 @@ def characters() -> str:
 
 def main(path: Path) -> None:
     """Write the subset as a style sheet with a data URI."""
-    font = TTFont(path)
+    font = TTFont(path, recalcTimestamp=False)
     options = Options()
     options.hinting = False
     options.layout_features = ["ssty", "kern"]
