@@ -47,7 +47,7 @@ export function selectionOf(payload: Payload, model: ModelState): Selection {
     head: Math.min(enlarged.head, heads - 1),
     query: [Math.floor(token / sizes[1]), token % sizes[1]],
     image: mean ? null : image,
-    time: Math.round(time),
+    time,
     part,
   };
 }
