@@ -16,6 +16,7 @@ from PIL import Image
 
 from attnconv.cli import main
 from attnconv.cli.explore_command import title_of
+from attnconv.data import DataSettings, load_data
 from attnconv.explorer import Payload, html_page, read_payload
 from attnconv.models.model_loader import LoadedModel, load
 from attnconv.training.run_folder import RunFolder
@@ -74,6 +75,7 @@ def test_a_preset_needs_no_images(home: Path, capsys: pytest.CaptureFixture[str]
     found = written(home / "shown")
     assert (found.title, found.names, found.patch, found.times) == ("quadratic-digits", (), (1, 1), ("now",))
     assert [layer.sizes for layer in found.layers] == [(8, 8)] * 3
+    assert found.random
 
 
 def test_a_run_brings_its_digits_and_its_past(home: Path, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -88,10 +90,24 @@ def test_a_run_brings_its_digits_and_its_past(home: Path, run: Path, capsys: pyt
     recorded = torch.tensor(RunFolder(run).heads()[1]["layers"][0]["centres"])
     torch.testing.assert_close(centres[1], recorded, rtol=0, atol=1e-6)
     assert not torch.equal(centres[0], centres[1])
-    same = found.layers[0].tensors["shift_scores"]
-    torch.testing.assert_close(same[1], same[2], rtol=1e-4, atol=1e-4)  # float32
+    torch.testing.assert_close(centres[1], centres[2], rtol=1e-4, atol=1e-4)  # float32
+    assert found.layers[0].scores[1] == pytest.approx(found.layers[0].scores[2], abs=1e-5)
+    digits = load_data(DataSettings("digits"))
+    assert found.labels == tuple(str(int(label)) for label in digits.test.labels[:2])
+    assert [len(prediction) for prediction in found.predictions] == [3, 3]
+    assert not found.random
     call(capsys, str(run), "--snapshots", "0", "--export", "shown")
     assert written(home / "shown").times == ("now",)
+
+
+def test_a_published_run_has_only_weights(home: Path, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Folders such as those in `results/`, where the weights are not in `checkpoints`, and their weights files."""
+    shutil.copytree(run, home / "results", ignore=shutil.ignore_patterns("checkpoints"))
+    shutil.copyfile(run / "checkpoints" / "last.safetensors", home / "results" / "weights.safetensors")
+    for name in ("results", str(Path("results", "weights.safetensors"))):
+        status, _, err = call(capsys, name, "--images", "1", "--export", "shown")
+        assert (status, err) == (0, "")
+        assert written(home / "shown").times == ("epoch 0", "epoch 1", "now")
 
 
 @pytest.mark.parametrize(
@@ -117,7 +133,12 @@ def test_without_a_name_the_example_or_the_demo(home: Path, run: Path, capsys: p
     status, out, _ = call(capsys, "--export", "shown")
     assert status == 0
     assert "bundled example" in out
-    assert len(written(home / "shown").times) == 13  # snapshots of its training
+    example = written(home / "shown")
+    assert len(example.times) == 25  # snapshots of its training
+    assert (len(example.images), len(set(example.labels)), example.random) == (12, 10, False)
+    right = [prediction[0][0] == label for prediction, label in zip(example.predictions, example.labels, strict=True)]
+    assert right == [True] * 10 + [False] * 2
+    assert example.images.float().std(-1).mean() > 1  # in colour
     status, _, err = call(capsys, "--data", "digits", "--export", "shown")
     assert status == 1
     assert "MODEL: must be given if --data is given" in err

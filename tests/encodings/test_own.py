@@ -70,7 +70,7 @@ def test_gaussian_heads_are_treated_as_our_own(twins: tuple[Encoding, Quadratic]
         payloads.append(position_tensors(layer.encoding, (5, 6)))
     torch.testing.assert_close(bounds[0], bounds[1])
     assert records[0] == records[1]
-    assert payloads[0].keys() == payloads[1].keys() == {"shift_scores", "centres", "precision"}
+    assert payloads[0].keys() == payloads[1].keys() == {"centres", "precision"}
     for name, tensor in payloads[0].items():
         torch.testing.assert_close(tensor, payloads[1][name])
     with torch.no_grad():

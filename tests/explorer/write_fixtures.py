@@ -18,8 +18,8 @@ from torch import Tensor
 from attnconv import SelfAttention2d
 from attnconv.encodings.base import mass_off_nearest
 from attnconv.encodings.quadratic import Quadratic
-from attnconv.explorer import attention_row, read_payload
-from attnconv.explorer.payload_format import PARTS
+from attnconv.explorer import Payload, attention_row, class_row, read_payload
+from attnconv.explorer.payload_rows import PARTS
 from attnconv.grid import Border
 from attnconv.theory import error_bound
 
@@ -112,17 +112,27 @@ def payload() -> tuple[bytes, dict[str, Any]]:
         "3.queries": torch.tensor([1, 7, 10], dtype=torch.int32),
         "3.probabilities": torch.softmax(4 * waves(images, heads, 3, tokens), -1).half(),
         "3.prefix_mass": (0.5 + waves(images, heads, 3) / 4).half(),
+        "3.class_rows": torch.softmax(3 * waves(images, heads, 1, tokens, step=0.8), -1).half(),
+        "3.class_mass": (0.5 + waves(images, heads, 1, step=1.1) / 4).half(),
     }
-    kinds = ("positions", "content", "content", "rows")
-    manifest = {
+    # The last layer has the heads of the first one without their table, and with correlated axes.
+    tensors["4.centres"] = tensors["0.centres"].clone()
+    tensors["4.precision"] = tensors["0.precision"] + torch.tensor([[0.0, 0.3], [0.3, 0.5]])
+    kinds = ("positions", "content", "content", "rows", "positions")
+    manifest: dict[str, Any] = {
         "format": 1,
         "title": "Waves",
         "library": "0",
         "patch": [2, 2],
-        "images": [{"name": f"image {index}"} for index in range(images)],
+        "images": [
+            {"name": "image 0", "label": "crest", "predictions": [["trough", 0.75], ["crest", 0.25]]},
+            {"name": "image 1"},
+        ],
         "times": ["start", "end"],
         "layers": [_layer(f"layer {index}", kind, heads, (height, width)) for index, kind in enumerate(kinds)],
+        "random": True,
     }
+    manifest["layers"][4]["scores"] = [0.25, None]
     tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
     rows = [
         {
@@ -133,12 +143,16 @@ def payload() -> tuple[bytes, dict[str, Any]]:
         for place, part in _places(kinds)
     ]
     content = save(tensors, metadata={"attnconv": json.dumps(manifest)})
-    return content, {"rows": rows, "maps": _maps(content)}
-
-
-def _maps(content: bytes) -> list[dict[str, Any]]:
-    """Return what the model explorer shows, computed by the library: rows of other heads, and means over images."""
     found = read_payload(content)
+    class_rows = [
+        {"image": image, "head": head, "row": class_row(found, 3, head, image=image).flatten().tolist()}
+        for image, head in product(range(images), range(heads))
+    ]
+    return content, {"rows": rows, "maps": _maps(found), "class_rows": class_rows}
+
+
+def _maps(found: Payload) -> list[dict[str, Any]]:
+    """Return what the model explorer shows, computed by the library: rows of other heads, and means over images."""
     images = len(found.names)
     maps = []
     for (index, layer), query in product(enumerate(found.layers), (1, 10)):
@@ -171,12 +185,13 @@ def _layer(name: str, kind: str, heads: int, sizes: tuple[int, int]) -> dict[str
     }
 
 
-def _places(kinds: tuple[str, ...]) -> list[tuple[dict[str, int], str]]:
+def _places(kinds: tuple[str, ...]) -> list[tuple[dict[str, Any], str]]:
     parts = {"positions": ("both",), "content": ("both", "content", "position"), "rows": ("both",)}
     return [
-        ({"layer": layer, "head": 1, "query": 7, "image": 1, "time": 1}, part)
+        ({"layer": layer, "head": 1, "query": 7, "image": 1, "time": time}, part)
         for layer, kind in enumerate(kinds)
         for part in parts[kind]
+        for time in ((0, 0.25, 1) if kind == "positions" else (1,))
     ]
 
 
@@ -197,22 +212,36 @@ def _quadratic_table(time: int, heads: int, sizes: tuple[int, int]) -> Tensor:
     return down[:, :, None] + across[:, None, :]
 
 
-def _row(tensors: dict[str, Tensor], kind: str, place: dict[str, int], part: str, sizes: tuple[int, int]) -> Tensor:
+def _row(tensors: dict[str, Tensor], kind: str, place: dict[str, Any], part: str, sizes: tuple[int, int]) -> Tensor:
     """Return one row of probabilities, computed in float64 by the formulas from the payload's numbers."""
-    height, width = sizes
     layer, head, query, image = (place[name] for name in ("layer", "head", "query", "image"))
     wide = {name.partition(".")[2]: value.double() for name, value in tensors.items() if name.startswith(f"{layer}.")}
     if kind == "rows":
         return wide["probabilities"][image, head, wide["queries"].long().tolist().index(query)]
     scores = torch.zeros(sizes, dtype=torch.float64)
+    if kind == "positions":
+        before, after = (_shift_scores(wide, time, head, query, sizes) for time in (0, 1))
+        return ((1 - place["time"]) * before + place["time"] * after).flatten().softmax(0)
     if "query" in wide and part != "position":
         scores += (wide["key"][image, head] @ wide["query"][image, head, query]).reshape(sizes)
     if "shift_scores" in wide and part != "content":
-        top, left = height - 1 - query // width, width - 1 - query % width
-        scores += wide["shift_scores"][place["time"], head, top : top + height, left : left + width]
+        scores += _shift_scores(wide, place["time"], head, query, sizes)
     if "row_scores" in wide and part != "content":
         scores += wide["row_scores"][image, head, query][:, None] + wide["column_scores"][image, head, query][None, :]
     return scores.flatten().softmax(0)
+
+
+def _shift_scores(wide: dict[str, Tensor], time: int, head: int, query: int, sizes: tuple[int, int]) -> Tensor:
+    """Return the scores of a query from a table or, key by key, of a Gaussian head."""
+    (height, width), (row, column) = sizes, divmod(query, sizes[1])
+    if "shift_scores" in wide:
+        top, left = height - 1 - row, width - 1 - column
+        return wide["shift_scores"][time, head, top : top + height, left : left + width]
+    scores = torch.zeros(sizes, dtype=torch.float64)
+    for y, x in product(range(height), range(width)):
+        off = torch.tensor([y - row, x - column], dtype=torch.float64) - wide["centres"][time, head]
+        scores[y, x] = -0.5 * off @ wide["precision"][time, head] @ off
+    return scores
 
 
 def main() -> None:

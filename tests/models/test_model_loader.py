@@ -46,6 +46,7 @@ def test_a_preset() -> None:
     assert isinstance(found.model, AttentionClassifier)
     assert (found.settings, found.classes, found.mean) == (PRESETS["quadratic-digits"], (), ())
     assert found.source == "preset quadratic-digits, fresh parameters"
+    assert found.random
     assert not found.model.training
     assert attnconv.load is load
 
@@ -59,6 +60,7 @@ def test_a_checkpoint_by_text_and_by_path(tmp_path: Path) -> None:
         torch.testing.assert_close(found.model(images), model(images), rtol=0, atol=0)
         assert (found.settings, found.classes) == (TINY, ("a", "b"))
         assert (found.mean, found.std, found.source) == ((0.5, 0.5, 0.5), (0.2, 0.2, 0.2), f"checkpoint {path}")
+        assert not found.random
         assert not found.model.training
 
 
@@ -71,7 +73,9 @@ def test_a_checkpoint_keeps_its_dtype_and_the_generator(tmp_path: Path) -> None:
 
 
 def test_a_run_folder_gives_its_best_checkpoint_else_its_last_else_its_first(tmp_path: Path) -> None:
-    best, last, start = (tmp_path / name for name in RUN_WEIGHTS)
+    best, last, start, published = (tmp_path / name for name in RUN_WEIGHTS)
+    checkpoint(published)
+    assert load(tmp_path).source == f"checkpoint {published}"
     checkpoint(start)
     assert load(tmp_path).source == f"checkpoint {start}"
     checkpoint(last)
@@ -259,6 +263,7 @@ def test_a_model_of_torchvision(monkeypatch: pytest.MonkeyPatch) -> None:
     fresh, trained = load("torchvision:resnet18"), load("torchvision:resnet18", pretrained=True)
     assert asked == [None, best]
     assert (fresh.classes, fresh.mean, fresh.source) == ((), (), "torchvision:resnet18, fresh parameters")
+    assert (fresh.random, trained.random) == (True, False)
     assert (trained.classes, trained.mean, trained.std) == (("cat", "dog"), (0.1,), (0.2,))
     with pytest.raises(ValueError, match="torchvision model, got 'alexnot'"):
         load("torchvision:alexnot")

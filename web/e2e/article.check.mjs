@@ -10,10 +10,17 @@ const words = (page) => page.locator(".words").innerText();
 const button = (page, name) => page.getByRole("button", { name });
 const step = (page) => page.locator(".moves span").innerText();
 
+/** Return the mean distance of a figure's colours from the middle of the signed scale. */
+const strength = (figure) =>
+  figure.locator("canvas").evaluate((canvas) => {
+    const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+    return data.reduce((sum, value, at) => sum + (at % 4 === 3 ? 0 : Math.abs(value - 247)), 0) / data.length;
+  });
+
 export const checks = {
   async "keyboard navigation through all steps: no errors, no requests, no axe findings"(browser) {
     for (const colorScheme of ["light", "dark"]) {
-      const { page, seen, close } = await opened(browser, { hash: "#view=article", colorScheme });
+      const { page, seen, close } = await opened(browser, { ...at(1), colorScheme });
       const titles = new Set();
       const next = button(page, /^Next/);
       await next.focus();
@@ -33,13 +40,13 @@ export const checks = {
   },
 
   async "arrow keys move the query or the centre, and the live text follows"(browser) {
-    for (let number = 0; number < STEPS; number++) {
+    for (let number = 1; number <= STEPS; number++) {
       const { page, seen, close } = await opened(browser, at(number));
       const stage = page.locator("button.stage").first();
       await stage.focus();
       const before = await words(page);
       for (const key of ["ArrowDown", "ArrowRight"]) await page.keyboard.press(key);
-      assert.notEqual(await words(page), before, `step ${number + 1}`);
+      assert.notEqual(await words(page), before, `step ${number}`);
       await page.waitForFunction(() => {
         const said = [...document.querySelectorAll("[aria-live]")].map((live) => live.textContent);
         return said.includes(document.querySelector(".words").textContent);
@@ -50,7 +57,7 @@ export const checks = {
   },
 
   async "pointer and touch move the query; targets are at least 24 px and the page does not scroll sideways"(browser) {
-    const { page, close } = await opened(browser, { ...at(0), viewport: { width: 390, height: 800 }, hasTouch: true, isMobile: true });
+    const { page, close } = await opened(browser, { ...at(1), viewport: { width: 390, height: 800 }, hasTouch: true, isMobile: true });
     for (let number = 0; number < STEPS; number++) {
       const stage = page.locator("button.stage").first();
       await stage.scrollIntoViewIfNeeded();
@@ -72,7 +79,7 @@ export const checks = {
   },
 
   async "the figures show what the steps describe"(browser) {
-    const { page, seen, close } = await opened(browser, { hash: "#view=article" });
+    const { page, seen, close } = await opened(browser, at(1));
     const go = (number) => page.getByRole("navigation", { name: "Steps of the article" }).getByRole("button").nth(number - 1).click();
     for (let shift = 3; shift < 9; shift++) await button(page, "Add the next shift").click();
     assert.match(await words(page), /^Shift 9 of 9/);
@@ -105,7 +112,7 @@ export const checks = {
   },
 
   async "the theorem's step opens in the workbench with its settings, and a link restores a step"(browser) {
-    const { page, close } = await opened(browser, at(6));
+    const { page, close } = await opened(browser, at(7));
     await button(page, /^Soft/).click();
     const error = await page.getByTestId("error").innerText();
     await page.waitForFunction(() => location.hash.includes("article.offsets"));
@@ -123,20 +130,20 @@ export const checks = {
   },
 
   async "the browser's back button returns to the previous step"(browser) {
-    const { page, close } = await opened(browser, { hash: "#view=article" });
-    await button(page, /^Next/).click();
-    await page.waitForFunction(() => location.hash.includes("step=1"));
+    const { page, close } = await opened(browser, at(1));
     await button(page, /^Next/).click();
     await page.waitForFunction(() => location.hash.includes("step=2"));
+    await button(page, /^Next/).click();
+    await page.waitForFunction(() => location.hash.includes("step=3"));
     await page.goBack();
     await page.getByText(`2 of ${STEPS}`).waitFor();
     await close();
   },
 
   async "the figure of trained heads shows the payload, or a sketch that is marked as one"(browser, shots) {
-    const { page, seen, close } = await opened(browser, at(8));
-    await page.getByText("These maps are a sketch").waitFor();
-    await button(page, "Model explorer").click();
+    const { page, seen, close } = await opened(browser, at(9));
+    await page.getByText("These heads are a sketch").waitFor();
+    await page.getByRole("button", { name: "Model explorer", exact: true }).click();
     await page.getByLabel(/Open a payload/).setInputFiles({ name: "waves.safetensors", mimeType: "", buffer: PAYLOAD });
     await button(page, "Article").click();
     await page.getByText("First 3 layers").waitFor();
@@ -147,9 +154,100 @@ export const checks = {
     await close();
   },
 
+  async "step 7 shows attention, convolution and difference without scrolling, and the difference fades on a fixed scale"(browser) {
+    for (const [width, height] of [[1440, 900], [1024, 768]]) {
+      const { page, close } = await opened(browser, { ...at(7), viewport: { width, height } });
+      const bar = await page.locator(".moves").boundingBox();
+      for (const part of await page.locator(".payoff > figure").all()) {
+        const box = await part.boundingBox();
+        assert.ok(box.y + box.height <= bar.y, `${width}: ends at ${box.y + box.height}, the bar begins at ${bar.y}`);
+      }
+      const difference = page.locator(".payoff > figure").nth(2);
+      const scale = await difference.locator(".ends").innerText();
+      const before = await strength(difference);
+      await button(page, /^Hard/).click();
+      assert.equal(await difference.locator(".ends").innerText(), scale);
+      assert.ok(before > 3 && (await strength(difference)) < 1, String(before));
+      await close();
+    }
+  },
+
+  async "positions in step 3 and the strongest setting of step 10 change something visible"(browser) {
+    const third = await opened(browser, at(3));
+    const difference = third.page.locator("figure").filter({ hasText: "in the original order" });
+    assert.ok((await strength(difference)) < 1);
+    await third.page.getByRole("checkbox", { name: /positions/ }).check();
+    assert.ok((await strength(difference)) > 3, String(await strength(difference)));
+    await third.close();
+    const last = await opened(browser, at(10));
+    const here = last.page.locator("figure canvas").nth(1);
+    const drawn = () => here.evaluate((canvas) => [...canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data]);
+    const before = await drawn();
+    await last.page.getByRole("slider", { name: /content/ }).focus();
+    await last.page.keyboard.press("End");
+    const after = await drawn();
+    const changed = after.filter((value, index) => Math.abs(value - before[index]) > 20).length / after.length;
+    assert.ok(changed > 0.05, String(changed));
+    await last.close();
+  },
+
+  async "step 9 opens with its query in the middle of a picture in colour"(browser) {
+    const { page, close } = await opened(browser, at(9));
+    const query = async () => (await page.locator("button.stage").first().getAttribute("aria-label")).match(/row (\d+), column (\d+)/).slice(1).map(Number);
+    const coloured = () =>
+      page.locator("button.stage canvas").first().evaluate((canvas) => {
+        const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+        return data.some((value, at) => at % 4 === 0 && Math.abs(value - data[at + 2]) > 20);
+      });
+    assert.deepEqual(await query(), [8, 8]);
+    assert.ok(await coloured());
+    await page.getByRole("button", { name: "Model explorer", exact: true }).click();
+    await page.getByLabel(/Open a payload/).setInputFiles({ name: "waves.safetensors", mimeType: "", buffer: PAYLOAD });
+    await button(page, "Article").click();
+    await page.getByText("First 3 layers").waitFor();
+    assert.deepEqual(await query(), [1, 2], "the middle of 3 x 4 tokens");
+    assert.ok(await coloured());
+    await close();
+  },
+
+  async "numbers have at most four significant digits"(browser) {
+    for (let number = 1; number <= STEPS; number++) {
+      const { page, close } = await opened(browser, at(number));
+      const stage = page.locator("button.stage").first();
+      await stage.focus();
+      for (const key of ["ArrowDown", "ArrowRight", "ArrowRight"]) await page.keyboard.press(key);
+      const text = await page.locator(".figure").innerText();
+      const long = (text.match(/\d+(?:\.\d+)?/g) ?? []).filter((found) => found.replace(".", "").replace(/^0+/, "").length > 4);
+      assert.deepEqual(long, [], `step ${number}`);
+      await close();
+    }
+  },
+
+  async "equations have the embedded font, and parentheses are no higher than their content"(browser) {
+    const { page, close } = await opened(browser, at(6));
+    await page.evaluate(() => document.fonts.ready);
+    assert.ok(await page.evaluate(() => [...document.fonts].some(({ family, status }) => family === "Equations" && status === "loaded")));
+    const [sign, letter] = await page.evaluate(() =>
+      ["mo", "mi"].map((name) => [...document.querySelectorAll(`math ${name}`)].find((node) => /[(S]/.test(node.textContent)).getBoundingClientRect().height),
+    );
+    assert.ok(sign < 1.75 * letter, `${sign} px for a letter of ${letter} px`);
+    await close();
+  },
+
+  async "a term of the formula and its picture are highlighted together"(browser) {
+    const { page, close } = await opened(browser, { ...at(4), viewport: { width: 1440, height: 900 } });
+    const outlined = () => page.locator(".pictures.four > figure").evaluateAll((all) => all.map((one) => getComputedStyle(one).outlineStyle === "solid"));
+    await page.locator(".term-2").hover();
+    assert.deepEqual(await outlined(), [false, false, true, false]);
+    await page.locator(".pictures.four > figure").nth(1).hover();
+    const back = await page.locator(".term-1").evaluate((node) => getComputedStyle(node).backgroundColor);
+    assert.notEqual(back, "rgba(0, 0, 0, 0)");
+    await close();
+  },
+
   async "screenshots of every step at the widths of a phone, a laptop and a projector"(browser, shots) {
     for (const [name, width, colorScheme] of [["phone", 390, "light"], ["projector", 1920, "light"], ["laptop", 1280, "dark"]]) {
-      const { page, close } = await opened(browser, { ...at(0), viewport: { width, height: 1000 }, colorScheme, reducedMotion: "reduce" });
+      const { page, close } = await opened(browser, { ...at(1), viewport: { width, height: 1000 }, colorScheme, reducedMotion: "reduce" });
       for (let number = 1; number <= STEPS; number++) {
         await page.screenshot({ path: `${shots}/article-${name}-${String(number).padStart(2, "0")}.png`, fullPage: true });
         if (number < STEPS) await button(page, /^Next/).click();

@@ -70,7 +70,7 @@ export const checks = {
     }
     const names = [...reached].join("|");
     for (const part of ["Model explorer", "Hard", "Name", "Weight of row 0", "Weight of row 2", "Image", "Open your own", "Sharpness",
-      "Head", "Centre, row", "enabled", "Border rule", "Stride", "Dilation", "own colour scale", "Query, row", "Lock"]) {
+      "Head", "Centre, row", "enabled", "Border rule", "Stride", "Dilation", "Query, row", "Lock"]) {
       assert.ok(names.includes(part), `${part} is not among ${names}`);
     }
     const image = page.getByRole("button", { name: /^Image, query/ });
@@ -99,7 +99,7 @@ export const checks = {
     await page.mouse.up();
     await page.mouse.move(...at(40, 3));
     assert.match(await image.getAttribute("aria-label"), /row 7, column 30\./);
-    const grip = page.locator("g circle:not(.grip)").nth(4);
+    const grip = page.locator('[data-head="4"] .dot');
     await grip.scrollIntoViewIfNeeded();
     const disc = await grip.boundingBox();
     await page.mouse.move(disc.x + disc.width / 2, disc.y + disc.height / 2);
@@ -133,8 +133,8 @@ export const checks = {
     await page.getByRole("alert").filter({ hasText: "must be an image" }).waitFor();
     const picture = await page.screenshot({ clip: { x: 0, y: 0, width: 200, height: 120 } });
     await file.setInputFiles({ name: "mine.png", mimeType: "image/png", buffer: picture });
-    await page.waitForFunction(() => document.querySelector("canvas").width === 64);
-    assert.equal(await page.evaluate(() => document.querySelector("canvas").height), 38);
+    await page.waitForFunction(() => document.querySelector(".pictures canvas").width === 64);
+    assert.equal(await page.evaluate(() => document.querySelector(".pictures canvas").height), 38);
     assert.deepEqual(seen, []);
     await close();
   },
@@ -164,6 +164,42 @@ export const checks = {
     const colour = await page.getByRole("img", { name: /^Difference/ }).locator("canvas")
       .evaluate((canvas) => [...canvas.getContext("2d").getImageData(0, 0, 1, 1).data]);
     assert.ok(Math.min(...colour) > 240, String(colour));
+    await close();
+  },
+
+  async "attention, convolution, difference and error are in one row without scrolling"(browser) {
+    for (const [width, height] of [[1440, 900], [1024, 768]]) {
+      const { page, close } = await atBench(browser, { viewport: { width, height } });
+      const parts = page.locator(".payoff > *");
+      assert.equal(await parts.count(), 4);
+      const boxes = await Promise.all((await parts.all()).map((part) => part.boundingBox()));
+      for (const box of boxes) {
+        assert.equal(Math.round(box.y), Math.round(boxes[0].y));
+        assert.ok(box.y + box.height <= height, `${width}: ends at ${box.y + box.height}`);
+      }
+      const explanation = await page.locator(".payoff section p").boundingBox();
+      assert.ok(explanation.width > 200, `${width}: the explanation is ${explanation.width} px wide`);
+      await close();
+    }
+  },
+
+  async "the difference has a fixed scale, and fades as α grows"(browser) {
+    const { page, close } = await atBench(browser, { hash: "#view=bench&bench.alpha=0.5" });
+    const difference = page.locator("figure").filter({ has: page.getByRole("img", { name: /^Difference/ }) });
+    const found = () =>
+      difference.locator("canvas").evaluate((canvas) => {
+        const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+        return data.reduce((sum, value, at) => sum + (at % 4 === 3 ? 0 : Math.abs(value - 247)), 0) / data.length;
+      });
+    const scale = await difference.locator(".ends").innerText();
+    const strengths = [await found()]; // 0.75 for a difference of 0: the table has no entry exactly in its middle
+    const slider = page.getByRole("slider", { name: /Sharpness/ });
+    for (const alpha of [2, 5, 40]) {
+      await slider.fill(String(Math.log(alpha).toFixed(2)));
+      assert.equal(await difference.locator(".ends").innerText(), scale);
+      strengths.push(await found());
+    }
+    for (let later = 1; later < strengths.length; later++) assert.ok(strengths[later] < strengths[later - 1] + 0.2, String(strengths));
     await close();
   },
 

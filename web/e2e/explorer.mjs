@@ -16,7 +16,7 @@ export async function shown(browser, bytes, { hash = "", ...options } = {}) {
 
 /** Wait until the visible maps have numbers above them. */
 async function painted(page) {
-  await page.locator(".shows > section:not(.zoom)").first().scrollIntoViewIfNeeded();
+  await page.locator(".shows > .strip").first().scrollIntoViewIfNeeded();
   await page.waitForFunction(() => [...document.querySelectorAll(".map .soft")].some((caption) => caption.textContent !== ""));
   await page.evaluate(() => scrollTo(0, 0));
 }

@@ -1,12 +1,13 @@
 /** Sources of the payload: embedded in the page, from its server, or opened by the visitor. */
 import assert from "node:assert/strict";
-import { mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
+import { mkdirSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { createServer } from "node:http";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { pathToFileURL } from "node:url";
 import { gzipSync } from "node:zlib";
-import { PAGE, drop, opened } from "./browser.mjs";
+import { PAGE, axeFindings, drop, opened } from "./browser.mjs";
+import { made } from "./payloads.mjs";
 
 const BYTES = readFileSync(new URL("../tests/fixtures/payload.safetensors", import.meta.url));
 const page = () => readFileSync(PAGE, "utf8");
@@ -56,7 +57,84 @@ const alerts = (tab) => tab.getByRole("alert").allInnerTexts();
 
 const LARGEST = 120_000; // bytes of the compressed page, without a payload
 
+/** Use a page on disk with a list of models: two, and one without a file. `asked` lists the requested files. */
+async function withModels(browser, html, use, hash = "#view=model") {
+  const folder = mkdtempSync(join(tmpdir(), "attnconv-page-"));
+  const titles = { plain: "Plain", other: "Other", lost: "Lost" };
+  const list = Object.entries(titles).map(([name, title]) => ({ title, file: `models/${name}.js` }));
+  mkdirSync(join(folder, "models"));
+  for (const [name, title] of Object.entries(titles).slice(0, 2)) {
+    const payload = made({ layers: 1, heads: 3, side: name === "plain" ? 8 : 6, title: `${title} model` }).toString("base64");
+    writeFileSync(join(folder, "models", `${name}.js`), `attnconvModel("${name}", "${payload}");\n`);
+  }
+  writeFileSync(join(folder, "index.html"), html.replace("</body>", `<script type="application/json" id="attnconv-models">${JSON.stringify(list)}</script></body>`));
+  const context = await browser.newContext({ viewport: { width: 1280, height: 900 } });
+  const [tab, asked] = [await context.newPage(), []];
+  tab.on("request", (request) => !request.url().startsWith("data:") && asked.push(request.url().split("/").slice(-2).join("/")));
+  await tab.goto(pathToFileURL(join(folder, "index.html")).href + hash);
+  await use(tab, asked);
+  await context.close();
+  rmSync(folder, { recursive: true });
+}
+
+const models = (tab) => tab.getByRole("group", { name: "Models" });
+
 export const checks = {
+  async "models that come with the page open on a click, from disk, and are requested only then"(browser) {
+    await withModels(browser, embedding(BYTES.toString("base64")), async (tab, asked) => {
+      await title(tab);
+      assert.equal(asked.length, 1, `only the page: ${asked}`);
+      const tabs = models(tab);
+      await tabs.getByRole("button", { name: "Other" }).click();
+      await tab.locator("header").getByText("Other model").waitFor();
+      assert.deepEqual(asked.slice(1), ["models/other.js"]);
+      assert.equal(await tabs.getByRole("button", { name: "Other" }).getAttribute("aria-pressed"), "true");
+      await tabs.getByRole("button", { name: "Lost" }).click();
+      await tab.getByRole("alert").filter({ hasText: "models/lost.js" }).waitFor();
+      await tabs.getByRole("button", { name: "Plain" }).click();
+      await tab.locator("header").getByText("Plain model").waitFor();
+      assert.equal(await tab.getByRole("alert").count(), 0);
+      await tabs.getByRole("button", { name: "Other" }).click();
+      await tab.locator("header").getByText("Other model").waitFor();
+      assert.equal(asked.filter((file) => file === "models/other.js").length, 1);
+      await tab.waitForFunction(() => location.hash.includes("model.own=models%2Fother.js"));
+      await drop(tab, "waves.safetensors", "", BYTES);
+      await title(tab);
+      await tab.waitForFunction(() => !location.hash.includes("model.own"));
+    });
+    await withModels(browser, page(), async (tab, asked) => {
+      await tab.getByRole("heading", { level: 2 }).first().waitFor();
+      assert.equal(asked.length, 1, `the article needs no model: ${asked}`);
+      await tab.getByRole("navigation", { name: "Views" }).getByRole("button", { name: "Model explorer" }).click();
+      await tab.locator("header").getByText("Plain model").waitFor();
+      assert.deepEqual(asked.slice(1), ["models/plain.js"]);
+    }, "#view=article");
+  },
+
+  async "a link restores the page's models: the one that is shown, and the one that it is compared with"(browser) {
+    let hash = "";
+    await withModels(browser, embedding(BYTES.toString("base64")), async (tab) => {
+      await models(tab).getByRole("button", { name: "Plain" }).click();
+      await tab.locator("header").getByText("Plain model").waitFor();
+      await models(tab).getByRole("combobox", { name: "Compare with" }).selectOption("Other");
+      await tab.getByRole("heading", { name: /B · Other model/ }).waitFor();
+      await tab.getByRole("button", { name: "B, layer 0, head 1: enlarge", exact: true }).click();
+      await tab.getByRole("heading", { name: /^B, layer 0, head 1/ }).waitFor();
+      assert.deepEqual(await axeFindings(tab), []);
+      await tab.waitForFunction(() => location.hash.includes("model.other=true"));
+      hash = new URL(tab.url()).hash;
+      const views = tab.getByRole("navigation", { name: "Views" });
+      await views.getByRole("button", { name: "Article" }).click();
+      await views.getByRole("button", { name: "Model explorer" }).click();
+      await tab.getByRole("heading", { name: /^B, layer 0, head 1/ }).waitFor();
+    });
+    await withModels(browser, embedding(BYTES.toString("base64")), async (tab) => {
+      await tab.getByRole("heading", { name: /A · Plain model/ }).waitFor();
+      await tab.getByRole("heading", { name: /B · Other model/ }).waitFor();
+      await tab.getByRole("heading", { name: /^B, layer 0, head 1/ }).waitFor();
+    }, hash);
+  },
+
   async "the page is small"() {
     const bytes = gzipSync(page(), { level: 9 }).length;
     console.log(`      ${bytes} bytes compressed, without a payload`);

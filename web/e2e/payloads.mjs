@@ -61,21 +61,45 @@ function statistics(heads, layer) {
     "mass elsewhere": column(0.004, 1.1), "content share": column(1, 1.7), "gaussian overlap": column(1, 0.2) };
 }
 
+/** Rows of attention that is uniform, from the class token too, except that head 0 attends only to token 0. */
+function flat({ heads, sizes: [height, width] }, images) {
+  const tokens = height * width;
+  const rows = (queries) => Array.from({ length: images * heads * queries * tokens }, (_, at) => {
+    const [head, key] = [Math.floor(at / (queries * tokens)) % heads, at % tokens];
+    return head === 0 ? Number(key === 0) : 1 / tokens;
+  });
+  return {
+    queries: ["I32", [tokens], Int32Array.from({ length: tokens }, (_, token) => token)],
+    probabilities: ["F16", [images, heads, tokens, tokens], halves(rows(tokens))],
+    class_rows: ["F16", [images, heads, 1, tokens], halves(rows(1))],
+    class_mass: ["F16", [images, heads, 1], halves(new Float32Array(images * heads).fill(0.25))],
+  };
+}
+
+/** Images with labels and predictions: the first is predicted correctly, the second is not, and nothing is known of others. */
+const KNOWN = [
+  { label: "frog", predictions: [["frog", 0.75], ["cat", 0.125]] },
+  { label: "ship", predictions: [["truck", 0.5], ["ship", 0.4]] },
+];
+
 export function made({
   kind = "positions", layers = 6, heads = 9, side = 32, sizes = [side, side], picture = [64, 64], times = 1, extent = 32, title = "Waves", also = {},
+  images = 1, known = false, random = false, scores = null,
 } = {}) {
-  const pixels = Uint8Array.from({ length: picture[0] * picture[1] * 3 }, (_, index) => 128 + 100 * Math.sin(index / 97));
-  const tensors = { images: ["U8", [1, ...picture, 3], pixels] };
+  const pixels = Uint8Array.from({ length: images * picture[0] * picture[1] * 3 }, (_, index) => 128 + 100 * Math.sin(index / 97));
+  const tensors = { images: ["U8", [images, ...picture, 3], pixels] };
   for (let layer = 0; layer < layers; layer++) {
-    const own = kind === "positions" ? gaussians({ times, heads, sizes }, layer) : contents({ heads, sizes, extent }, layer);
+    const own = kind === "positions" ? gaussians({ times, heads, sizes }, layer)
+      : kind === "rows" ? flat({ heads, sizes }, images) : contents({ heads, sizes, extent }, layer);
     for (const [name, tensor] of Object.entries(own)) tensors[`${layer}.${name}`] = tensor;
   }
   const entropy = (layer) => Array.from({ length: heads }, (_, head) => (head === 3 ? null : 2 + Math.sin(head + layer)));
   return safetensors(tensors, {
-    format: 1, title, library: "0", patch: null, images: [{ name: "waves" }],
+    format: 1, title, library: "0", patch: null, random,
+    images: Array.from({ length: images }, (_, image) => ({ name: image === 0 ? "waves" : `waves ${image}`, ...(known ? KNOWN[image] : {}) })),
     times: Array.from({ length: times }, (_, time) => `epoch ${time}`),
     layers: Array.from({ length: layers }, (_, layer) => ({
-      name: `layer ${layer}`, kind, heads, sizes, prefix: 0, border: "none", encoding: kind, dilated: false,
+      name: `layer ${layer}`, kind, heads, sizes, ...(scores ? { scores } : {}), prefix: kind === "rows" ? 1 : 0, border: "none", encoding: kind, dilated: false,
       statistics: {
         heads: { entropy: entropy(layer), ...statistics(heads, layer), ...also.heads },
         layer: { score: 0.9 - 0.1 * layer, coverage: 0.25 * layer, "3 x 3 missed": 4e-7, "odd one": layer, ...also.layer },

@@ -3,21 +3,21 @@ import { benchOf, besideZeros, twoOnOneShift } from "../src/article/benchSetting
 import {
   type Head, attentionRow, embedded, fourTerms, mixed, outputOf, patternOf, probabilities, reordered, shuffled, shuffling, summed,
 } from "../src/article/examples";
-import { SKETCH_SIZE, layerMaps, nearestStored, sketchedMaps, tokenGreys } from "../src/article/attentionMaps";
+import { SKETCH_SIZE, firstImage, layerMaps, sketchedMaps } from "../src/article/attentionMaps";
 import { line, sub } from "../src/article/mathml";
 import { STEPS } from "../src/article/steps";
 import { result, setup } from "../src/core/bench";
 import { massOffNearest } from "../src/core/bounds";
 import { openPayload } from "../src/core/payload";
-import { pictureNamed } from "../src/core/images";
 import { attentionOf } from "../src/core/theorem";
 import { type ArticleState, atStep, checkedArticle } from "../src/state/article";
 import { hard, oneMissing } from "../src/state/bench";
 import { START, fromHash, reduce, toHash } from "../src/state/state";
+import { picture } from "./pictures";
 import { apart, fixture } from "./readFixture";
 
 const total = (values: ArrayLike<number>): number => Array.from(values).reduce((sum, value) => sum + value, 0);
-const image = pictureNamed("disc", 12);
+const image = picture("disc", 12);
 
 describe("steps", () => {
   test.each(STEPS.map((step, index) => ({ ...step, index })))("$index: $title", ({ title, paragraphs, equation, index }) => {
@@ -27,7 +27,7 @@ describe("steps", () => {
     expect(sentences.length).toBeLessThanOrEqual(5);
     for (const sentence of sentences) expect(sentence.split(" ").length).toBeLessThanOrEqual(36);
     for (const math of equation) expect(opened(math)).toEqual([]);
-    expect(checkedArticle(atStep(index))).toEqual(atStep(index));
+    expect(checkedArticle(atStep(index + 1))).toEqual(atStep(index + 1));
   });
 
   test("each has its own figure", () => {
@@ -52,15 +52,27 @@ test("names, numbers and operators become MathML", () => {
   );
 });
 
+test("parentheses and norm bars are rows of their own and do not stretch", () => {
+  const mark = (form: string, sign: string): string => `<mo form="${form}" stretchy="false">${sign}</mo>`;
+  expect(line("S ( α )")).toContain(`<mi>S</mi><mrow>${mark("prefix", "(")}<mi>α</mi>${mark("postfix", ")")}</mrow>`);
+  expect(line("‖ x ‖ + ‖ y ‖").match(/prefix/g)).toHaveLength(2);
+  for (const { equation } of STEPS) {
+    for (const math of equation) {
+      expect(math).not.toMatch(/<mo>[(){}‖]/);
+      expect(opened(math)).toEqual([]);
+    }
+  }
+});
+
 describe("a link to the article", () => {
-  test.each(STEPS.map((_, index) => index))("contains only step %i, and restores the step's settings", (index) => {
+  test.each([0, ...STEPS.map((_, index) => index + 1)])("contains only step %i, and restores the step's settings", (index) => {
     const state = { ...START, view: "article" as const, article: atStep(index) };
     expect(toHash(state)).toBe(index === 0 ? "#view=article" : `#view=article&article.step=${index}`);
     expect(fromHash(toHash(state))).toEqual(state);
   });
 
   test("restores the reader's changes", () => {
-    const change: Partial<ArticleState> = { ...atStep(4), alpha: 2.5, centre: [0.5, -2], query: [1, 2], terms: [0, 1, 0, 1], offsets: twoOnOneShift().offsets! };
+    const change: Partial<ArticleState> = { ...atStep(5), alpha: 2.5, centre: [0.5, -2], query: [1, 2], terms: [0, 1, 0, 1], offsets: twoOnOneShift().offsets! };
     const state = reduce(START, { type: "article", change });
     expect(state.article.alpha).toBe(2.5);
     expect(fromHash(toHash(state))).toEqual(state);
@@ -68,7 +80,7 @@ describe("a link to the article", () => {
 
   test("with values out of range is clamped", () => {
     const { article } = fromHash("#article.step=99&article.alpha=0&article.shifts=40&article.centre=9&article.border=none&article.missing=12&article.content=-3&article.terms=5");
-    expect(article).toEqual({ ...atStep(9), alpha: 0.1, shifts: 9, centre: [4, 0], content: 0 });
+    expect(article).toEqual({ ...atStep(10), alpha: 0.1, shifts: 9, centre: [4, 0], content: 0 });
   });
 });
 
@@ -130,7 +142,7 @@ describe("the four terms", () => {
   });
 
   test("only the last is independent of the image", () => {
-    const other = fourTerms(pictureNamed("stripes", 12), query);
+    const other = fourTerms(picture("stripes", 12), query);
     expect(terms.map((term, index) => apart(term.data, other[index]!.data) > 1e-3)).toEqual([true, true, true, false]);
   });
 
@@ -142,7 +154,7 @@ describe("the four terms", () => {
 
 describe("compared with a zero-padded convolution", () => {
   const found = (change: Partial<ArticleState>) => {
-    const set = setup(benchOf({ ...atStep(7), ...change }), null);
+    const set = setup(benchOf({ ...atStep(8), ...change }), null);
     return besideZeros(set, result(set).attention);
   };
 
@@ -160,7 +172,7 @@ describe("compared with a zero-padded convolution", () => {
 });
 
 test("the workbench takes its settings from the article's step", () => {
-  const article = { ...atStep(6), alpha: 7, missing: [2], border: "circular", query: [3, 9] };
+  const article = { ...atStep(7), alpha: 7, missing: [2], border: "circular", query: [3, 9] };
   expect(benchOf(article)).toMatchObject({ alpha: 7, missing: [2], border: "circular", query: [3, 9], kernel: "sharpen", size: 32 });
 });
 
@@ -192,21 +204,15 @@ describe("heads of a payload", () => {
     }
   });
 
-  test("use the nearest query if rows are stored for few queries", () => {
-    expect(nearestStored([1, 7, 10], 9, 4)).toBe(10);
-    expect(nearestStored([1, 7, 10], 0, 4)).toBe(1);
-    expect(nearestStored(null, 5, 4)).toBe(5);
-  });
-
-  test("tokens are means of the pixels under them", () => {
-    const greys = tokenGreys(payload);
-    expect([greys.height, greys.width]).toEqual([...payload.manifest.layers[0]!.sizes]);
+  test("have the first image in its colours, and the heads' planes", () => {
+    const { height, width, colours } = firstImage(payload)!;
     const pixels = payload.images!;
-    const [, height, width] = pixels.shape as [number, number, number];
-    const first = Array.from(pixels.data.slice(0, height * width * 3));
-    const weights = [0.299, 0.587, 0.114];
-    const mean = total(first.map((value, at) => value * weights[at % 3]!)) / (255 * height * width);
-    expect(total(greys.data) / greys.data.length).toBeCloseTo(mean, 6);
+    expect([height, width]).toEqual(pixels.shape.slice(1, 3));
+    expect(Array.from(colours!.slice(4, 8))).toEqual([...pixels.data.slice(3, 6), 255]);
+    for (const { plane, heads, range } of layerMaps(payload, [2, 1])) {
+      expect(plane.length).toBe(heads);
+      expect(range).toBeGreaterThan(1);
+    }
   });
 
   test("are sketched if there is no payload", () => {

@@ -1,7 +1,7 @@
 import { describe, expect, test } from "vitest";
 import { decisive, headToMiss, moved, result, setup } from "../src/core/bench";
 import { KERNELS, kernelNamed } from "../src/core/kernels";
-import { PICTURES, pictureNamed } from "../src/core/images";
+import { PHOTOGRAPHS, photographNamed } from "../src/core/photographs";
 import { BORDERS } from "../src/core/grid";
 import { around } from "../src/core/theorem";
 import { percent, shortNumber, strongest, strongestKeys } from "../src/core/format";
@@ -21,7 +21,7 @@ describe("the workbench", () => {
     }
   });
 
-  test.each(PICTURES)("soft, displaced and missing heads stay below the bound on %s", (picture) => {
+  test.each(PHOTOGRAPHS)("soft, displaced and missing heads stay below the bound on %s", (picture) => {
     for (const change of [asTrained(BENCH), oneMissing(4), { alpha: 0.1 }, { alpha: 5, offsets: moved(BENCH, 1, [2, -1]) }]) {
       const { error, bound } = computed({ ...change, picture });
       expect(error).toBeGreaterThan(1e-3);
@@ -51,13 +51,14 @@ test.each([3, 5])("weights sum to 1, or 0 for edge detection (size %i)", (width)
   }
 });
 
-test.each(PICTURES)("the image %s has dark and light values in [0, 1]", (name) => {
-  for (const size of [32, 48, 64]) {
-    const { data } = pictureNamed(name, size);
-    expect(data.length).toBe(size * size);
-    expect(Math.min(...data)).toBeGreaterThanOrEqual(0);
-    expect(Math.max(...data)).toBeLessThanOrEqual(1);
-    expect(Math.max(...data) - Math.min(...data)).toBeGreaterThan(0.5);
+test.each(PHOTOGRAPHS)("%s is scaled down by areas, with grey levels from its colours", (name) => {
+  const mean = (values: ArrayLike<number>): number => Array.from(values).reduce((sum, value) => sum + value, 0) / values.length;
+  const full = photographNamed(name, 64);
+  for (const size of [16, 24, 32, 48]) {
+    const { data, colours } = photographNamed(name, size);
+    expect([data.length, colours!.length]).toEqual([size * size, 4 * size * size]);
+    expect(mean(data)).toBeCloseTo(mean(full.data), 2);
+    expect(data[5]! * 255).toBeCloseTo(colours![20]!, 6);
   }
 });
 

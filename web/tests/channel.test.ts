@@ -56,6 +56,8 @@ describe("the selection", () => {
   test("has no image for the mean over images", () => {
     expect(images.length).toBeGreaterThan(1);
     expect(selectionOf(payload, { ...MODEL, mean: true }).image).toBeNull();
+    const { layer, time } = selectionOf(payload, { ...MODEL, layer: 2, other: true, time: 0.75 });
+    expect([layer, time], "no head of a second model, and also times between snapshots").toEqual([0, 0.75]);
   });
 
   test("has a query with a stored row", () => {

@@ -6,7 +6,7 @@ import expected from "./fixtures/payload.json";
 import { apart, fixture } from "./readFixture";
 
 const payload = openPayload(fixture("payload.safetensors"));
-const CHOICE: Choice = { part: "both", softmax: true, image: 0, mean: false, time: 0 };
+const CHOICE: Choice = { part: "both", softmax: true, image: 0, mean: false, time: 0, prefix: -1 };
 
 describe("the model explorer's maps equal the library's", () => {
   const cases = expected.maps.map((entry) => ({ ...entry, name: JSON.stringify(entry.place) + entry.part }));
@@ -67,4 +67,22 @@ test("a link's indices beyond the payload are clamped", () => {
   const choice = choiceFor(payload, { ...CHOICE, image: 9, time: -1 });
   expect([choice.image, choice.time]).toEqual([1, 1]);
   expect(choiceFor(payload, { ...CHOICE, time: 40 }).time).toBe(1);
+});
+
+test("an image is found by its name, at any index", () => {
+  const [first, second] = payload.manifest.images.map(({ name }) => name);
+  const image = (index: number, named: string) => choiceFor(payload, { ...CHOICE, image: index, named }).image;
+  expect([image(5, first!), image(0, second!), image(1, second!), image(5, "elsewhere"), image(1, "")]).toEqual([0, 1, 1, 1, 1]);
+});
+
+test("a class token has its own rows", () => {
+  const into = new Float64Array(12);
+  const { class_rows: rows } = expected;
+  for (const { image, head, row } of rows) {
+    expect(writeMap(payload, { layer: 3, head, query: 0 }, { ...CHOICE, image, prefix: 0 }, into)).toBe(true);
+    expect(Array.from(into)).toEqual(row);
+  }
+  expect(lackOf(payload, 3, { ...CHOICE, prefix: 0 })).toBe("");
+  expect(lackOf(payload, 3, { ...CHOICE, prefix: 0, softmax: false })).toMatch(/no scores/);
+  expect(lackOf(payload, 0, { ...CHOICE, prefix: 0 })).toMatch(/no such token/);
 });

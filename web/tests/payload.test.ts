@@ -1,4 +1,5 @@
 import { describe, expect, test } from "vitest";
+import { writeClassRow } from "../src/core/classTokens";
 import { openPayload } from "../src/core/payload";
 import { partsOf, type Part, storedQueries, writeMeanRow, writeRow, writeScores } from "../src/core/rows";
 import { readSafetensors } from "../src/core/safetensors";
@@ -9,6 +10,8 @@ const bytes = fixture("payload.safetensors");
 const payload = openPayload(bytes);
 const header = Number(new DataView(bytes).getBigUint64(0, true));
 const json = JSON.parse(new TextDecoder().decode(new Uint8Array(bytes, 8, header))) as Record<string, Record<string, unknown>>;
+
+const end = bytes.byteLength - 8 - header; // of the data
 
 /** Return the fixture with a changed header and the same data. */
 function changed(change: (header: typeof json) => void): ArrayBuffer {
@@ -60,7 +63,7 @@ function withoutImages(all: typeof json): void {
 }
 
 describe("rows", () => {
-  test.each(expected.rows.map((row) => ({ ...row, name: `layer ${row.place.layer}, ${row.part}` })))("$name", ({ place, part, row }) => {
+  test.each(expected.rows.map((row) => ({ ...row, name: `layer ${row.place.layer}, ${row.part}, snapshot ${row.place.time}` })))("$name", ({ place, part, row }) => {
     const into = new Float64Array(row.length);
     expect(writeRow(payload, place, part as Part, into)).toBe(true);
     expect(apart(into, row)).toBeLessThan(1e-6);
@@ -84,7 +87,38 @@ describe("rows", () => {
   });
 
   test("the number of parts depends on the layer's kind", () => {
-    expect([0, 1, 2, 3].map((layer) => partsOf(payload, layer).length)).toEqual([1, 3, 3, 1]);
+    expect([0, 1, 2, 3, 4].map((layer) => partsOf(payload, layer).length)).toEqual([1, 3, 3, 1, 1]);
+  });
+
+  test("the attention of class tokens is that of the library", () => {
+    const into = new Float64Array(12);
+    for (const { image, head, row } of expected.class_rows) {
+      expect(writeClassRow(payload, { layer: 3, head, query: 0, image, time: 0 }, 0, into)).toBe(true);
+      expect(Array.from(into)).toEqual(row);
+    }
+  });
+});
+
+describe("additions to the format", () => {
+  test("labels, predictions, random weights and scores", () => {
+    const { images, layers, random } = payload.manifest;
+    expect(images).toEqual([
+      { name: "image 0", label: "crest", predictions: [["trough", 0.75], ["crest", 0.25]] },
+      { name: "image 1", label: null, predictions: [] },
+    ]);
+    expect(random).toBe(true);
+    expect(layers.map(({ scores }) => scores)).toEqual([...Array.from({ length: 4 }, () => [null, null]), [0.25, null]]);
+  });
+
+  test("older files have only the score of the last snapshot", () => {
+    const file = changedManifest((manifest) => {
+      delete manifest["random"];
+      delete manifest["layers"][4].scores;
+      manifest["layers"][4].statistics.layer.score = 0.5;
+    });
+    const { random, layers } = openPayload(file).manifest;
+    expect(random).toBe(false);
+    expect(layers[4]!.scores).toEqual([null, 0.5]);
   });
 });
 
@@ -127,11 +161,20 @@ describe("invalid files", () => {
     ["row scores without column scores", changed((all) => delete all["1.column_scores"]), /1\.column_scores: .* row_scores, got none/],
     ["column scores without row scores", changed((all) => delete all["1.row_scores"]), /1\.row_scores: .* column_scores, got none/],
     ["tensors that overlap", changed((all) => (all["0.centres"]!["data_offsets"] = [4, 36])), /0\.precision: must not overlap .* got bytes of tensor 0\.centres/],
-    ["a tensor beyond the end of the file", changed((all) => (all["images"]!["data_offsets"] = [3365, 3653])), /3652 bytes of data.* tensor images ends at 3653/],
+    ["a tensor beyond the end of the file", changed((all) => (all["images"]!["data_offsets"] = [end - 287, end + 1])), /got (\d+) bytes of data.* tensor images ends at \d+/],
     ["a query outside", written("3.queries", (view) => view.setInt32(4, 12, true)), /3\.queries: must .* 0 to 11, got 12/],
     ["a negative query", written("3.queries", (view) => view.setInt32(0, -1, true)), /3\.queries: must .* 0 to 11, got -1/],
     ["a table with NaN", written("0.shift_scores", (view) => view.setFloat32(8, NaN, true)), /0\.shift_scores: must be finite, got NaN at entry 2/],
     ["an infinite key", written("1.key", (view) => view.setUint16(0, 0x7c00, true)), /1\.key: must be finite, got Infinity at entry 0/],
+    ["neither a table nor Gaussians", changed((all) => { for (const name of ["centres", "precision"]) delete all[`4.${name}`]; }), /4\.shift_scores: or centres must .*positions, got none/],
+    ["class rows without their mass", changed((all) => delete all["3.class_mass"]), /3\.class_mass: .* class_rows, got none/],
+    ["class rows of two tokens", changedManifest((manifest) => (manifest["layers"][3].prefix = 2)), /3\.class_rows: must have the shape 2 x 2 x 2 x 12/],
+    ["a label that is a number", changedManifest((manifest) => (manifest["images"][0].label = 3)), /images\[0\]\.label: must be text, got 3/],
+    ["a probability above 1", changedManifest((manifest) => (manifest["images"][0].predictions[1][1] = 1.5)), /images\[0\]\.predictions\[1\]: must .*got \["crest",1\.5\]/],
+    ["four predictions", changedManifest((manifest) => (manifest["images"][1].predictions = Array(4).fill(["crest", 0.1]))), /images\[1\]\.predictions: must .*got 4/],
+    ["random weights in words", changedManifest((manifest) => (manifest["random"] = "yes")), /random: must be true or false, got yes/],
+    ["a score too few", changedManifest((manifest) => (manifest["layers"][4].scores = [0.5])), /layers\[4\]\.scores: must have 2 entries.*got 1/],
+    ["a score in words", changedManifest((manifest) => (manifest["layers"][4].scores = [0.5, "high"])), /layers\[4\]\.scores\[1\]: must be a finite/],
     ["a missing tensor", changed((all) => delete all["1.key"]), /1\.key: must be .*, got none/],
   ];
   test.each(cases)("%s", (_, file, message) => {
@@ -150,7 +193,7 @@ test("a layer's window may be given, null or missing", () => {
     manifest["layers"][1].window = null;
     manifest["layers"][3].window = [2, 3];
   });
-  expect(openPayload(file).manifest.layers.map(({ window }) => window)).toEqual([null, null, null, [2, 3]]);
+  expect(openPayload(file).manifest.layers.map(({ window }) => window)).toEqual([null, null, null, [2, 3], null]);
 });
 
 test("float16 is converted exactly", () => {

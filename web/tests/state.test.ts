@@ -16,7 +16,7 @@ test("a link's view has priority over the initial view", () => {
 test("a link restores the state", () => {
   let state: State = reduce(START, { type: "view", view: "bench" });
   state = reduce(state, { type: "bench", change: { alpha: 3.25 } });
-  state = reduce(state, { type: "article", change: { step: 4 } });
+  state = reduce(state, { type: "article", change: { step: 4, playing: false, progress: 0.25, round: 3 } });
   state = reduce(state, { type: "model", change: { query: [3, 30], part: "content", time: 4, zoomed: true, sort: "best row", layerSort: "score", layerDown: false } });
   expect(fromHash(toHash(state))).toEqual(state);
 });

@@ -29,7 +29,8 @@ class Arguments(AttentionOptions):
 
     Attributes:
         model: Preset, run folder, weights file, timm:NAME, hf:NAME, torchvision:NAME or
-            package.module:function. The default is the run of `attnconv demo` or, if there is none, a bundled example.
+            package.module:function. The default is the run of `attnconv demo` or, if there is none, a bundled model
+            that was trained on CIFAR-10.
         data: Initial images: a folder of image files (searched recursively), digits or cifar10. The default is digits
             for runs trained on digits; otherwise, random noise if attention depends only on positions. Required in all
             other cases.
@@ -77,22 +78,28 @@ def _inspect(arguments: Arguments) -> tuple[bytes, Any]:
     if name is None and arguments.data is not None:
         raise ValueError(bad("MODEL", "must be given if --data is given", "no model", "See `attnconv explore --help`."))
     if name is None:
-        print("Explorer: showing the bundled example. Pass a model, or run `attnconv demo` first.")
+        print("Explorer: showing the bundled example, a model trained on CIFAR-10. For other models, pass MODEL.")
         return example(), None
     subject = Subject.load(name, arguments)
     model, reading = subject.loaded.model, arguments.reading()
     run = None if name in PRESETS else RunFolder.holding(Path(name))
     snapshots = () if run is None or arguments.snapshots == 0 else snapshots_of(run, arguments.snapshots)
     budget = max(1, round(arguments.budget * 1e6))
-    options = {**reading, "budget": budget, "title": title_of(name), "snapshots": snapshots}
-
     on_digits = run is not None and run.settings().data.name == "digits"
     data = arguments.data or ("digits" if on_digits else None)
     found, (mean, std) = (None, subject.normalisation) if data is None else subject.images(data, arguments)
+    options = {
+        **reading,
+        "budget": budget,
+        "title": title_of(name),
+        "snapshots": snapshots,
+        "classes": subject.loaded.classes or (() if found is None else found.classes),
+        "random": subject.loaded.random,
+    }
     session = Session(model, subject.sizes, mean=mean, std=std, options=options)
     with working(f"Recording the attention of {name}"):
         if found is not None:
-            return session.payload(found.pixels, found.names), session.answer
+            return session.payload(found.pixels, found.names, found.labels), session.answer
         noise = subject.noise(2)
         require_positions_only(audit(model, noise, queries=1, **reading))
         return payload(model, noise, pictures=Pictures(), **options), session.answer

@@ -118,7 +118,8 @@ class Subject:
             pixels = splits.test.images[:count]
             if pixels.shape[1] == channels:
                 mean, std = self.loaded.mean or splits.mean, self.loaded.std or splits.std
-            return FolderPictures(_fitted(pixels, sizes, channels), (), ()), (mean, std)
+            labels = tuple(splits.classes[label] for label in splits.test.labels[:count].tolist())
+            return FolderPictures(_fitted(pixels, sizes, channels), (), (), labels, splits.classes), (mean, std)
         if not Path(data).is_dir():
             raise ValueError(bad("--data", f"must be a folder of images, {' or '.join(DATA_SETS)}", repr(data)))
         found = read_pictures(data, sizes, count=count, channels=channels, skip_broken=skip, varied=True)

@@ -282,17 +282,21 @@ def _decode(paths: list[Path], size: int) -> UInt8[Tensor, "n c size size"]:
 @final
 @dataclass(frozen=True, eq=False)
 class FolderPictures:
-    """Images read from a folder.
+    """Images read from a folder or a data set.
 
     Attributes:
         pixels: Images (b, channels, height, width), uint8.
         names: Paths of the files relative to the folder, escaped for printing.
         notes: One sentence for each skipped file, and one about images that were enlarged more than twofold, if any.
+        labels: The class of each image; empty if unknown.
+        classes: Names of all classes of the data set; empty if unknown.
     """
 
     pixels: UInt8[Tensor, "b channels height width"]
     names: tuple[str, ...]
     notes: tuple[str, ...]
+    labels: tuple[str, ...] = ()
+    classes: tuple[str, ...] = ()
 
 
 def read_pictures(

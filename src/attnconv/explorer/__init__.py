@@ -1,6 +1,6 @@
 """Explorer: an interactive page that shows a model's attention heads.
 
-payload -> read_payload, attention_row     one file with the data that the page shows
+payload -> read_payload, attention_row, class_row     one file with the data that the page shows
 export                                     a folder that opens from disk and can be hosted
 example                                    the payload shipped with the package
 explore, Selection                         the page in a notebook, and its current selection

@@ -3,10 +3,10 @@ from .notebook import Explorer as Explorer, Selection as Selection, explore as e
 from .payload_format import (
     Payload as Payload,
     PayloadLayer as PayloadLayer,
-    attention_row as attention_row,
     example as example,
     read_payload as read_payload,
 )
+from .payload_rows import attention_row as attention_row, class_row as class_row
 from .payload_write import (
     Pictures as Pictures,
     Snapshot as Snapshot,

@@ -26,7 +26,8 @@ from attnconv._util.errors import bad
 from attnconv._util.exports import missing
 from attnconv._util.value_checks import whole
 from attnconv.explorer.html_page import find_page, with_payload
-from attnconv.explorer.payload_format import Payload, PayloadLayer, attention_row, read_payload
+from attnconv.explorer.payload_format import Payload, PayloadLayer, read_payload
+from attnconv.explorer.payload_rows import attention_row
 from attnconv.explorer.payload_write import payload
 
 HEIGHT = 900  # height of the frame in pixels
@@ -46,7 +47,7 @@ class Selection:
         head: Index of the enlarged head or, if no head is enlarged, of the last one that was.
         query: Row and column of the query on the layer's grid, or of the nearest query that is stored.
         image: Index of the image; None for the mean over all images.
-        time: Index of the snapshot.
+        time: Index of the snapshot, or a number between two indices while the training is played.
         part: Scores used in the softmax: `both`, or only those that depend on `content` or on `position`.
     """
 
@@ -55,7 +56,7 @@ class Selection:
     head: Index
     query: tuple[Index, Index]
     image: Index | None
-    time: Index
+    time: Index | Annotated[float, msgspec.Meta(ge=0)]
     part: Literal["both", "content", "position"]
 
 
@@ -225,7 +226,7 @@ def selection_in(payload: Payload, told: object) -> Selection | None:
         found.head < layer.heads
         and all(at < size for at, size in zip(found.query, layer.sizes, strict=True))
         and (found.image is None or found.image < max(1, len(payload.names)))
-        and found.time < len(payload.times)
+        and found.time <= len(payload.times) - 1
     )
     return replace(found, name=layer.name) if fits else None
 

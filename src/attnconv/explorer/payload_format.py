@@ -1,9 +1,4 @@
-"""Read and write the payload format (`docs/explorer.md`), and compute attention rows from a payload.
-
-    p[k] = softmax over tokens k of ( content(q, k) + position(q, k) )        or of only one of them
-
-The rows are computed in float64 and serve as the reference for the page's own computation.
-"""
+"""Read and write the payload format (`docs/explorer.md`)."""
 
 import json
 from collections.abc import Mapping
@@ -13,7 +8,6 @@ from typing import Annotated, Any, Literal, TypeAlias, TypedDict, final
 
 import msgspec
 import torch
-from jaxtyping import Float64
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
@@ -22,14 +16,17 @@ from attnconv._util.errors import bad
 
 FORMAT = 1
 Count: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
-PARTS = ("both", "content", "position")
+Share: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=1)]
+Prediction: TypeAlias = tuple[tuple[str, Share], ...]  # names of classes and their probabilities
+MOST_PREDICTIONS = 3  # per image
 _FIX = "`attnconv explore --export DIR` writes one."
 
 # Tensors of a layer by its kind, with dtype and shape; `?` marks optional ones. There are t snapshots, n images, h
-# heads, and T tokens in H rows and W columns; e and m are arbitrary, but the same in all tensors of a layer.
+# heads, and T tokens in H rows and W columns, after `prefix` class tokens; e and m are arbitrary, but the same in all
+# tensors of a layer.
 TENSORS: Mapping[str, Mapping[str, str]] = {
     "positions": {
-        "shift_scores": "float32 t h 2H-1 2W-1",
+        "shift_scores?": "float32 t h 2H-1 2W-1",
         "centres?": "float32 t h 2",
         "precision?": "float32 t h 2 2",
     },
@@ -40,8 +37,17 @@ TENSORS: Mapping[str, Mapping[str, str]] = {
         "column_scores?": "float16 n h T W",
         "shift_scores?": "float32 t h 2H-1 2W-1",
     },
-    "rows": {"queries": "int32 m", "probabilities": "float16 n h m T", "prefix_mass": "float16 n h m"},
+    "rows": {
+        "queries": "int32 m",
+        "probabilities": "float16 n h m T",
+        "prefix_mass": "float16 n h m",
+        "class_rows?": "float16 n h prefix T",
+        "class_mass?": "float16 n h prefix",
+    },
 }
+
+
+PAIRS = (("row_scores", "column_scores"), ("centres", "precision"), ("class_rows", "class_mass"))  # both or neither
 
 
 class Statistics(TypedDict):
@@ -66,6 +72,7 @@ class PayloadLayer:
         encoding: Class name of the encoding, or of the module if it is from a different library.
         statistics: Statistics by name: one value per head (under `heads`), or one number (under `layer`).
         window: Height and width of the attention windows, in tokens; None without windows.
+        scores: Convolution score at each snapshot, None where it is unknown; empty if the payload has none.
         tensors: Tensors by name, without the layer's index.
     """
 
@@ -78,6 +85,7 @@ class PayloadLayer:
     encoding: str
     statistics: Statistics
     window: tuple[Count, Count] | None = None
+    scores: tuple[float | None, ...] = ()
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
 
 
@@ -94,6 +102,10 @@ class Payload:
         times: Names of the snapshots; the last one is the current state.
         layers: The layers, in the order in which they run.
         images: Images shown on the page, (n, height, width, 3) uint8.
+        labels: The class of each image, None if unknown; may be empty if no class is known.
+        predictions: For each image, the model's most probable classes with their probabilities, the most probable one
+            first, empty if unknown; may be empty if there are none for any image.
+        random: Whether the model's parameters are initial random values.
     """
 
     title: str
@@ -103,11 +115,16 @@ class Payload:
     times: tuple[str, ...]
     layers: tuple[PayloadLayer, ...]
     images: Tensor
+    labels: tuple[str | None, ...] = ()
+    predictions: tuple[Prediction, ...] = ()
+    random: bool = False
 
 
 @dataclass(frozen=True)
 class _Image:
     name: str
+    label: str | None = None
+    predictions: Annotated[Prediction, msgspec.Meta(max_length=MOST_PREDICTIONS)] = ()
 
 
 @dataclass(frozen=True)
@@ -121,16 +138,18 @@ class _Manifest:
     images: tuple[_Image, ...]
     times: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
     layers: Annotated[tuple[PayloadLayer, ...], msgspec.Meta(min_length=1)]
+    random: bool = False
 
 
 def example() -> bytes:
-    """Return the payload shipped with the package: the model of `attnconv demo` on four images of digits.
+    """Return the payload shipped with the package: a quadratic model trained on CIFAR-10, with twelve test images.
 
-    It was written by `attnconv demo`, followed by `attnconv explore --snapshots 12 --export shown`.
+    It contains the run `results/paper-small/runs/quadratic`, and was written by `docs/write_models.py`.
 
     Example:
-        >>> read_payload(example()).title
-        'runs/demo'
+        >>> found = read_payload(example())
+        >>> found.title, found.labels[0], found.predictions[0][0]
+        ('Quadratic encoding', 'airplane', ('airplane', 0.928056))
     """
     return Path(__file__).with_name("example.safetensors").read_bytes()
 
@@ -139,18 +158,25 @@ def write_payload(payload: Payload) -> bytes:
     """Return the bytes of a payload's safetensors file."""
     layers = []
     for layer in payload.layers:
-        absent = {"tensors"} if layer.window else {"tensors", "window"}
+        absent = {"tensors", *(name for name in ("window", "scores") if not getattr(layer, name))}
         entry = {name: value for name, value in vars(layer).items() if name not in absent}
         layers.append({**entry, "dilated": False})
+    images: list[dict[str, Any]] = [{"name": name} for name in payload.names]
+    for name, values in (("label", payload.labels), ("predictions", payload.predictions)):
+        for image, value in zip(images, values, strict=False):
+            if value:
+                image[name] = value
     manifest: dict[str, Any] = {
         "format": FORMAT,
         "title": payload.title,
         "library": payload.library,
         "patch": payload.patch,
-        "images": [{"name": name} for name in payload.names],
+        "images": images,
         "times": payload.times,
         "layers": layers,
     }
+    if payload.random:
+        manifest["random"] = True
     tensors = {"images": payload.images.contiguous()}
     for index, layer in enumerate(payload.layers):
         tensors |= {f"{index}.{name}": tensor for name, tensor in layer.tensors.items()}
@@ -167,8 +193,8 @@ def read_payload(content: bytes) -> Payload:
         ValueError: If the bytes are not a complete safetensors file, or the manifest or a tensor violates the format.
 
     Example:
-        >>> [layer.kind for layer in read_payload(example()).layers]
-        ['positions', 'positions', 'positions']
+        >>> {layer.kind for layer in read_payload(example()).layers}
+        {'positions'}
     """
     try:
         tensors = load(content)
@@ -192,61 +218,18 @@ def read_payload(content: bytes) -> Payload:
         own = {name.removeprefix(start): tensor for name, tensor in tensors.items() if name.startswith(start)}
         layers.append(replace(entry, tensors=own))
         _check_layer(index, layers[-1], times=len(manifest.times), images=len(names))
-    return Payload(manifest.title, manifest.library, manifest.patch, names, manifest.times, tuple(layers), images)
-
-
-def attention_row(
-    payload: Payload, layer: int, head: int, query: int, *, image: int = 0, time: int = -1, part: str = "both"
-) -> Float64[Tensor, "height width"]:
-    """Compute the attention probabilities of one query of one head over the tokens of the image.
-
-    Args:
-        payload: A payload from `read_payload`.
-        layer: Index of the layer, from 0.
-        head: Index of the head, from 0.
-        query: Flat row-major index of the query's token, from 0.
-        image: Index of the image, from 0; ignored for layers of kind `positions`.
-        time: Index of the snapshot, from 0 (-1 for the last one); used only for layers of kind `positions`.
-        part: Scores in the softmax: `both`, `content` or `position`. Layers of kind `rows` have only `both`.
-
-    Returns:
-        The probabilities, normalised over the tokens of the image: their sum is 1 (up to float16 rounding for stored
-        rows), or 0 if the query attends to none of these tokens.
-
-    Raises:
-        ValueError: If an index is out of range, the layer does not have this part, or the query is not stored.
-
-    Example:
-        >>> attention_row(read_payload(example()), layer=0, head=1, query=7).shape
-        torch.Size([8, 8])
-    """
-    chosen = payload.layers[_index("layer", layer, len(payload.layers))]
-    head = _index("head", head, chosen.heads)
-    height, width = chosen.sizes
-    query = _index("query", query, height * width)
-    if part not in PARTS:
-        raise ValueError(bad("part", f"must be one of {', '.join(PARTS)}", repr(part)))
-
-    def of_head(name: str) -> Tensor:
-        tensor = chosen.tensors[name]
-        if name == "shift_scores":
-            return tensor[_index("time", time, len(tensor), negative=True), head].double()
-        return tensor[0 if len(tensor) == 1 else _index("image", image, len(tensor)), head].double()
-
-    if chosen.kind == "rows" and part == "both":
-        return of_head("probabilities")[_stored(chosen, query)].unflatten(0, chosen.sizes)
-    row, column = divmod(query, width)
-    scores = []
-    if part != "position" and "query" in chosen.tensors:
-        scores.append((of_head("key") @ of_head("query")[query]).unflatten(0, chosen.sizes))
-    if part != "content" and "shift_scores" in chosen.tensors:
-        top, left = height - 1 - row, width - 1 - column
-        scores.append(of_head("shift_scores")[top : top + height, left : left + width])
-    if part != "content" and "row_scores" in chosen.tensors:
-        scores.append(of_head("row_scores")[query][:, None] + of_head("column_scores")[query])
-    if not scores:
-        raise ValueError(bad("part", f"must be a part of the scores of layer {chosen.name!r}", repr(part)))
-    return torch.softmax(torch.stack(scores).sum(0).flatten(), 0).unflatten(0, chosen.sizes)
+    return Payload(
+        title=manifest.title,
+        library=manifest.library,
+        patch=manifest.patch,
+        names=names,
+        times=manifest.times,
+        layers=tuple(layers),
+        images=images,
+        labels=tuple(image.label for image in manifest.images),
+        predictions=tuple(image.predictions for image in manifest.images),
+        random=manifest.random,
+    )
 
 
 def _check_layer(index: int, layer: PayloadLayer, *, times: int, images: int) -> None:
@@ -257,14 +240,19 @@ def _check_layer(index: int, layer: PayloadLayer, *, times: int, images: int) ->
     _require(shown, "images must be included", f"none, and layer {index} is of kind {layer.kind}")
     height, width = layer.sizes
     sizes = {"t": times, "n": images, "h": layer.heads, "H": height, "W": width, "T": height * width}
-    sizes |= {"2H-1": 2 * height - 1, "2W-1": 2 * width - 1, "2": 2}
+    sizes |= {"prefix": layer.prefix, "2H-1": 2 * height - 1, "2W-1": 2 * width - 1, "2": 2}
     for entry, form in TENSORS[layer.kind].items():
         name = entry.removesuffix("?")
         if name in layer.tensors:
             _check_tensor(f"{index}.{name}", layer.tensors[name], form, sizes)
         elif name == entry:
             raise ValueError(bad("payload", f"must have the tensor {index}.{name}", "none", _FIX))
-    for one, other in (("row_scores", "column_scores"), ("centres", "precision")):
+    if layer.kind == "positions":
+        known = "shift_scores" in layer.tensors or "centres" in layer.tensors
+        _require(known, f"must have the tensor {index}.shift_scores or {index}.centres", "neither")
+    shown = len(layer.scores) in (0, times)
+    _require(shown, f"layers[{index}].scores must have one entry per snapshot ({times})", len(layer.scores))
+    for one, other in PAIRS:
         both = (one in layer.tensors) == (other in layer.tensors)
         _require(both, f"tensors of layer {index} must be both {one} and {other}, or neither", "one of them")
     if "queries" in layer.tensors:
@@ -290,18 +278,3 @@ def _check_tensor(name: str, tensor: Tensor, form: str, sizes: dict[str, int]) -
 def _require(fine: bool, requirement: str, value: object) -> None:
     if not fine:
         raise ValueError(bad("payload", requirement, str(value)[:80], _FIX))
-
-
-def _stored(layer: PayloadLayer, query: int) -> int:
-    """Return the index of a query's row among the stored rows."""
-    known = layer.tensors["queries"].tolist()
-    if query not in known:
-        some = ", ".join(map(str, known[:8])) + (", ..." if len(known) > 8 else "")
-        raise ValueError(bad("query", f"must be a stored query of layer {layer.name!r} ({some})", query))
-    return known.index(query)
-
-
-def _index(name: str, value: int, count: int, *, negative: bool = False) -> int:
-    if not (-count if negative else 0) <= value < count:
-        raise ValueError(bad(name, f"must be from {-count if negative else 0} to {count - 1}", value))
-    return value

@@ -1,6 +1,7 @@
 """Store one attention layer for the page, in the most compact of three forms that can represent it.
 
-    positions   score(q, k) = table[k - q]                                        one table of shifts per head
+    positions   score(q, k) = table[k - q]                                        one table of shifts per head, or
+                              -1/2 (k - q - c)^T P (k - q - c)                    a centre and a matrix per head
     content     score(q, k) = query_q . key_k + row_scores[q, k_row] + column_scores[q, k_column]
     rows        the probabilities of all or some queries                          any other attention
 
@@ -11,7 +12,7 @@ table, and per query from row and column scores; the mean key is subtracted befo
 from typing import Literal
 
 import torch
-from jaxtyping import Float, Float64, Int
+from jaxtyping import Float, Float16, Float64, Int
 from torch import Tensor, nn
 
 from attnconv._util.errors import bad
@@ -79,29 +80,22 @@ def store_layer(name: str, module: nn.Module, operator: AttentionOperator, *, bu
 
 
 def position_tensors(encoding: Encoding, sizes: tuple[int, int]) -> dict[str, Tensor]:
-    """Compute the scores of all shifts between tokens, and the centres and precision matrices of Gaussian heads."""
+    """Return the centres and precision matrices of Gaussian heads; for others, compute the scores of all shifts."""
+    if (heads := encoding.gaussians()) is not None:
+        return gaussian_tensors(heads.centres, heads.precision)
     # A query in the middle of (2 height - 1) x (2 width - 1) tokens has every shift once.
     axes = tuple(Axis(size=2 * size - 1, queries=1, offset=size - 1) for size in sizes)
     some = next(encoding.parameters())
     pixels = some.new_zeros((1, *(axis.size for axis in axes), 1), dtype=torch.float64)
     (scores,) = encoding.terms(Grid(axes), pixels).values()
-    found = {"shift_scores": below_largest(scores[0, :, 0]).unflatten(-1, tuple(axis.size for axis in axes))}
-    if (heads := encoding.gaussians()) is not None:
-        found |= {"centres": heads.centres, "precision": heads.precision}
+    table = below_largest(scores[0, :, 0]).unflatten(-1, tuple(axis.size for axis in axes))
+    return {"shift_scores": table.float().cpu().contiguous()}
+
+
+def gaussian_tensors(centres: Float[Tensor, "h 2"], precision: Float64[Tensor, "h 2 2"]) -> dict[str, Tensor]:
+    """Return the tensors of Gaussian heads."""
+    found = {"centres": centres, "precision": precision}
     return {key: tensor.detach().float().cpu().contiguous() for key, tensor in found.items()}
-
-
-def gaussian_tensors(
-    centres: Float64[Tensor, "h 2"], precision: Float64[Tensor, "h 2 2"], *, sizes: tuple[int, int]
-) -> dict[str, Tensor]:
-    """Compute `position_tensors` for Gaussian heads without their encoding, as recorded in a snapshot."""
-    rows, columns = (torch.arange(1 - size, size, dtype=torch.float64) for size in sizes)
-    shifts = torch.stack(torch.meshgrid(rows, columns, indexing="ij"), -1).flatten(0, 1)  # (s, 2)
-    off = shifts - centres[:, None]
-    scores = -0.5 * ((off @ precision) * off).sum(-1)
-    table = below_largest(scores).unflatten(-1, (len(rows), len(columns)))
-    found = {"shift_scores": table, "centres": centres, "precision": precision}
-    return {key: tensor.float() for key, tensor in found.items()}
 
 
 def content_tensors(operator: Content, budget: int) -> tuple[dict[str, Tensor], float] | None:
@@ -160,21 +154,36 @@ def shorten(
 
 
 def row_tensors(name: str, operator: AttentionOperator, budget: int) -> dict[str, Tensor]:
-    """Return rows over the image's tokens, normalised to 1, and the mass elsewhere, for as many queries as fit."""
+    """Return rows over the image's tokens, normalised to 1, and the mass elsewhere, for as many queries as fit.
+
+    The rows of class tokens and registers come first in the budget.
+    """
     grid, heads = operator.grid, operator.heads
-    bytes_of_one = 2 * heads * (grid.key_count + 1) + 4  # float16 values and an int32 index
-    queries = sample_queries(grid, max(1, budget // bytes_of_one), seed=None, device=operator.device)
+    bytes_of_row = 2 * heads * (grid.key_count + 1)  # float16 values
+    found = {}
+    if isinstance(operator, TokenOperator) and operator.prefix > 0:
+        before = operator.prefix_rows(torch.arange(operator.prefix, device=operator.device))
+        found["class_rows"], found["class_mass"] = _normalised(before)
+        budget -= operator.prefix * bytes_of_row
+    # Each query needs a row and an int32 index.
+    queries = sample_queries(grid, max(1, budget // (bytes_of_row + 4)), seed=None, device=operator.device)
     rows, elsewhere = [], []
     for some in query_blocks(operator, queries):
-        part = operator.rows(some).float()
-        total = part.sum(-1, keepdim=True)
-        rows.append((part / total.where(total > 0, 1)).half().cpu())  # a row without mass stays zero
+        rows.append(_normalised(operator.rows(some))[0])
         elsewhere.append(operator.padding_mass(some).half().cpu())
     return {
         "queries": _tokens(name, grid, queries.cpu()).to(torch.int32),
         "probabilities": torch.cat(rows, 2),
         "prefix_mass": torch.cat(elsewhere, 2),
+        **found,
     }
+
+
+def _normalised(rows: Float[Tensor, "b h r m"]) -> tuple[Float16[Tensor, "b h r m"], Float16[Tensor, "b h r"]]:
+    """Return rows with sum 1, and the missing mass of the given rows; a row without mass stays zero."""
+    total = rows.float().sum(-1, keepdim=True)
+    normalised = (rows.float() / total.where(total > 0, 1)).half().cpu()
+    return normalised, (1 - total[..., 0]).clamp(0, 1).half().cpu()
 
 
 def _tokens(name: str, grid: Grid, queries: Int[Tensor, "m"]) -> Int[Tensor, "m"]:

@@ -12,12 +12,24 @@ from torch import Tensor, nn
 import attnconv
 from attnconv._util.errors import bad
 from attnconv._util.value_checks import whole
-from attnconv.explorer.payload_format import Payload, PayloadLayer, Statistics, write_payload
+from attnconv.explorer.payload_format import (
+    MOST_PREDICTIONS,
+    Payload,
+    PayloadLayer,
+    Prediction,
+    Statistics,
+    write_payload,
+)
 from attnconv.explorer.payload_layers import gaussian_tensors, store_layer
-from attnconv.inspect.auditing import KERNEL, LayerAudit, audit
+from attnconv.grid import Grid
+from attnconv.inspect.auditing import KERNEL, QUERIES, LayerAudit, audit
 from attnconv.inspect.capture import visit_attention
+from attnconv.inspect.chosen_queries import sample_queries
+from attnconv.inspect.head_statistics import convolution_score
+from attnconv.inspect.shift_profiles import shift_profile
 from attnconv.layers.self_attention import SelfAttention
 from attnconv.operators.base import AttentionOperator
+from attnconv.operators.toeplitz import Toeplitz
 from attnconv.theory.conv_taps import Convolution
 from attnconv.training.run_folder import RunFolder, choose_epochs
 
@@ -35,10 +47,12 @@ class Pictures:
     Attributes:
         pixels: Images, (n, height, width, channels) uint8. By default, there are none.
         names: One name per image; if empty, the images are numbered.
+        labels: The class of each image; empty if unknown.
     """
 
     pixels: UInt8[Tensor, "n height width 3"] = _NO_PIXELS
     names: tuple[str, ...] = ()
+    labels: tuple[str, ...] = ()
 
 
 @final
@@ -67,6 +81,8 @@ def payload(
     grid: Sequence[int] | None = None,
     prefix: int | None = None,
     budget: int = BUDGET,
+    classes: Sequence[str] = (),
+    random: bool = False,
 ) -> bytes:
     """Compute the data about a model that the explorer page shows, as the bytes of a safetensors file.
 
@@ -85,6 +101,9 @@ def payload(
         grid: Height and width of the image in tokens; None infers them from the model.
         prefix: Number of class tokens and registers before the image's tokens; None infers it from the model.
         budget: Bytes per image, split equally between layers, for everything except images and position tables.
+        classes: Names of the classes, in the order of the logits, to show the model's predictions; they are omitted
+            unless the model returns that many logits per image.
+        random: Whether the page should say that the parameters are random.
 
     Raises:
         ValueError: If attention cannot be shown; if images are missing, constant or rejected by the model; or if
@@ -107,7 +126,8 @@ def payload(
     if no_images and (content := [layer.name for layer in audited if not layer.position_only]):
         requirement = f"must be given, since attention depends on the image in {', '.join(content[:3])}"
         raise ValueError(bad("images", requirement, "none"))
-    stored = _store_layers(model, images, audited, budget=budget, **reading)
+    stored, output = _store_layers(model, images, audited, budget=budget, **reading)
+    predictions = () if no_images else _predictions(output, len(images), tuple(classes))
     pictures = _pictures(pictures, images, stored)
     found = Payload(
         title=title or type(model).__name__,
@@ -117,6 +137,9 @@ def payload(
         times=(*(snapshot.name for snapshot in snapshots), "now"),
         layers=tuple(_over_time_or_images(layer, snapshots, len(pictures.pixels)) for layer in stored),
         images=pictures.pixels,
+        labels=pictures.labels,
+        predictions=predictions if len(pictures.pixels) == len(images) else (),
+        random=random,
     )
     return write_payload(found)
 
@@ -145,9 +168,13 @@ def snapshots_of(run: RunFolder, count: int = 24) -> tuple[Snapshot, ...]:
 
 def _store_layers(
     model: nn.Module, images: Tensor, audited: Sequence[LayerAudit], *, budget: int, **reading: Any
-) -> list[PayloadLayer]:
-    """Store the layers in the order of the audit, with its statistics and equal shares of the budget."""
+) -> tuple[list[PayloadLayer], object]:
+    """Store the layers in the order of the audit, with its statistics and equal shares of the budget.
+
+    Return them and the output of the model.
+    """
     stored: list[PayloadLayer] = []
+    outputs: list[object] = []
 
     def store(name: str, operator: AttentionOperator) -> None:
         found = audited[len(stored)]
@@ -156,26 +183,58 @@ def _store_layers(
         statistics["layer"] |= layer.statistics["layer"]
         stored.append(replace(layer, statistics=statistics))
 
-    visit_attention(model, images, store, **reading)
-    return stored
+    with model.register_forward_hook(lambda *call: outputs.append(call[-1])):
+        visit_attention(model, images, store, **reading)
+    return stored, outputs[-1] if outputs else None
 
 
 def _over_time_or_images(layer: PayloadLayer, snapshots: Sequence[Snapshot], images: int) -> PayloadLayer:
-    """Add all snapshots to a layer of kind `positions`, and one entry per image to any other layer."""
-    tensors = dict(layer.tensors)
+    """Add all snapshots to a layer of kind `positions`, one entry per image to any other layer, and past scores."""
+    tensors, scores = dict(layer.tensors), [layer.statistics["layer"]["score"]]
     if layer.kind == "positions":
-        times = []
+        times: list[dict[str, Tensor]] = []
+        past: list[float | None] = []
         for snapshot in snapshots:
-            heads, then = snapshot.layers.get(layer.name), tensors  # the current state if there is no record
+            heads = snapshot.layers.get(layer.name)
             if heads is not None and "centres" in tensors and len(heads[0]) == layer.heads:
-                then = gaussian_tensors(*heads, sizes=layer.sizes)
-            times.append(then)
+                times.append(gaussian_tensors(*heads))
+                past.append(gaussian_score(*heads, sizes=layer.sizes))
+            else:  # without a record, the current state is shown
+                times.append(tensors)
+                past.append(None)
         tensors = {name: torch.stack([then[name] for then in (*times, tensors)]) for name in tensors}
+        scores = [*past, *scores]
     else:
         for name, tensor in tensors.items():
             if name != "queries" and len(tensor) == 1:  # attention shared by all images
                 tensors[name] = tensor.expand(images, *tensor.shape[1:]).contiguous()
-    return replace(layer, tensors=tensors)
+        scores = [*(None for _ in snapshots), *scores]
+    return replace(layer, tensors=tensors, scores=tuple(scores))
+
+
+def gaussian_score(
+    centres: Float64[Tensor, "h 2"], precision: Float64[Tensor, "h 2 2"], *, sizes: tuple[int, int]
+) -> float:
+    """Compute the convolution score of Gaussian heads on a grid, for the queries that an audit samples."""
+    grid = Grid.make(sizes)
+    shifts = torch.meshgrid(*(axis.all_shifts(centres.device) for axis in grid.axes), indexing="ij")
+    off = torch.stack(shifts, -1).double() - centres[:, None, None]
+    scores = -0.5 * ((off @ precision[:, None]) * off).sum(-1)
+    operator = Toeplitz(grid, scores, dtype=torch.float64)
+    return convolution_score(shift_profile(operator, queries=sample_queries(grid, QUERIES)))
+
+
+def _predictions(logits: object, images: int, classes: tuple[str, ...]) -> tuple[Prediction, ...]:
+    """Return the most probable classes of each image; nothing if these are not logits of the classes."""
+    if not isinstance(logits, Tensor) or not classes or logits.shape != (images, len(classes)):
+        return ()
+    if not bool(logits.isfinite().all()):
+        return ()
+    best = logits.double().softmax(-1).topk(min(MOST_PREDICTIONS, len(classes)))
+    return tuple(
+        tuple((classes[index], round(share, 6)) for index, share in zip(*pair, strict=True))
+        for pair in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    )
 
 
 def statistics_of(found: LayerAudit) -> Statistics:
@@ -232,11 +291,14 @@ def _noise(model: nn.Module) -> Tensor:
 
 def _pictures(pictures: Pictures | None, images: Tensor, layers: Sequence[PayloadLayer]) -> Pictures:
     """Return the images to show, with names; grey placeholders if there are none but layers are stored per image."""
-    pixels, names = (pictures_of(images), ()) if pictures is None else (pictures.pixels, pictures.names)
+    given = Pictures(pictures_of(images)) if pictures is None else pictures
+    pixels, names, labels = given.pixels, given.names, given.labels
     if len(pixels) not in (0, len(images)):
         raise ValueError(bad("pictures", f"must be empty or contain one image per input ({len(images)})", len(pixels)))
     if names and len(names) != len(pixels):
         raise ValueError(bad("pictures", f"must have no names or one per image ({len(pixels)})", repr(names)))
+    if len(labels) not in (0, len(pixels)):
+        raise ValueError(bad("pictures", f"must have no labels or one per image ({len(pixels)})", repr(labels)))
     stored = [
         len(layer.tensors[name]) for layer in layers for name in ("query", "prefix_mass") if name in layer.tensors
     ]
@@ -244,7 +306,7 @@ def _pictures(pictures: Pictures | None, images: Tensor, layers: Sequence[Payloa
         height, width = (1, *images.shape[2:])[-2:]
         pixels = torch.full((max(stored), height, width, 3), GREY, dtype=torch.uint8)
         names = ("no image",) if len(pixels) == 1 else ()
-    return Pictures(pixels, names or tuple(f"image {index}" for index in range(len(pixels))))
+    return Pictures(pixels, names or tuple(f"image {index}" for index in range(len(pixels))), labels)
 
 
 def pictures_of(images: Float[Tensor, "*images"]) -> UInt8[Tensor, "n height width 3"]:

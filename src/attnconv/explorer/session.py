@@ -33,7 +33,8 @@ class Session:
         sizes: Height and width of the model's input, in pixels.
         mean: Mean of each channel, for pixels scaled to [0, 1]; one number for greyscale, three for RGB.
         std: Standard deviation of each channel, for pixels scaled to [0, 1].
-        options: Further arguments of `payload`: `title`, `snapshots`, `layers`, `grid`, `prefix`, `budget`.
+        options: Further arguments of `payload`: `title`, `snapshots`, `layers`, `grid`, `prefix`, `budget`,
+            `classes`, `random`.
 
     Example:
         >>> from attnconv import SelfAttention2d
@@ -51,11 +52,13 @@ class Session:
     std: Sequence[float]
     options: Mapping[str, Any] = field(default_factory=dict)
 
-    def payload(self, pixels: UInt8[Tensor, "b c height width"], names: Sequence[str] = ()) -> bytes:
+    def payload(
+        self, pixels: UInt8[Tensor, "b c height width"], names: Sequence[str] = (), labels: Sequence[str] = ()
+    ) -> bytes:
         """Compute the payload of some images; raises the same errors as `attnconv.explorer.payload`."""
         some = next(self.model.parameters(), torch.zeros(()))  # a model may have no parameters
         images = normalise(pixels, tuple(self.mean), tuple(self.std)).to(some.device, some.dtype)
-        pictures = Pictures(pixels.expand(-1, 3, -1, -1).movedim(1, -1), tuple(names))
+        pictures = Pictures(pixels.expand(-1, 3, -1, -1).movedim(1, -1), tuple(names), tuple(labels))
         return payload(self.model, images, pictures=pictures, **self.options)
 
     def answer(self, content: bytes, declared: str) -> bytes:

@@ -25,6 +25,7 @@ from attnconv.operators.base import AttentionOperator
 from attnconv.theory.expressibility import can_express
 
 KERNEL = 3
+QUERIES = 256  # default maximum per image
 MOST_POSITIONS = {1: 64, 2: 16, 3: 6}  # per axis, by number of axes; each query needs a QR decomposition
 
 
@@ -117,7 +118,7 @@ def audit(
     model: nn.Module,
     images: Tensor | Iterable[Tensor],
     *,
-    queries: int = 256,
+    queries: int = QUERIES,
     batch: int = 8,
     grid: Sequence[int] | None = None,
     prefix: int | None = None,

@@ -28,7 +28,12 @@ from attnconv.models.settings import ModelSettings
 Sizes: TypeAlias = tuple[int, int] | None
 Found: TypeAlias = tuple[nn.Module, About]
 
-RUN_WEIGHTS = ("checkpoints/best.safetensors", "checkpoints/last.safetensors", "checkpoints/start.safetensors")
+RUN_WEIGHTS = (
+    "checkpoints/best.safetensors",
+    "checkpoints/last.safetensors",
+    "checkpoints/start.safetensors",
+    "weights.safetensors",  # the only weights of a published run
+)
 """Weights files of a run folder, in order of preference."""
 _FORMS = "a preset, a run folder, a checkpoint, timm:NAME, hf:NAME, torchvision:NAME or package.module:function"
 _INTERPOLATE = "interpolate_pos_encoding"  # an argument of transformers' models
@@ -45,6 +50,7 @@ class LoadedModel:
         mean: Mean of each image channel, for pixels in [0, 1]; empty if unknown.
         std: Standard deviation of each image channel, for pixels in [0, 1]; empty if unknown.
         source: Description of the model's origin, for reports.
+        random: Whether the parameters are initial random values; False if this is unknown.
     """
 
     model: nn.Module
@@ -53,6 +59,7 @@ class LoadedModel:
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
     source: str = ""
+    random: bool = False
 
 
 def load(
@@ -61,7 +68,8 @@ def load(
     """Load or build the model that `spec` names.
 
         quadratic                     a preset, with random initial parameters
-        runs/2026-11-21-quadratic     a run folder: its best checkpoint, else the last, else the initial one
+        runs/2026-11-21-quadratic     a run folder: its best checkpoint, else the last, the initial one, or
+                                      `weights.safetensors`
         weights.safetensors           a checkpoint, or a network written by `attnconv recast`
         timm:vit_tiny_patch16_224     a timm model
         torchvision:resnet18          a torchvision model
@@ -92,7 +100,7 @@ def load(
     """
     if isinstance(spec, str) and spec in PRESETS:
         settings = preset_settings(spec, **changes)
-        return LoadedModel(build(settings).eval(), settings, source=f"preset {spec}, fresh parameters")
+        return LoadedModel(build(settings).eval(), settings, source=f"preset {spec}, fresh parameters", random=True)
     if changes:
         name, value = next(iter(changes.items()))
         raise ValueError(bad(name, "must be omitted unless the model is a preset", f"{value!r} with {str(spec)!r}"))
@@ -102,7 +110,7 @@ def load(
     if colon and library in LIBRARIES:
         model, about = LIBRARIES[library](name, pretrained, size)
         state = "pretrained" if pretrained else "fresh parameters"
-        return LoadedModel(model.eval(), None, *about, f"{spec}, {state}")
+        return LoadedModel(model.eval(), None, *about, f"{spec}, {state}", random=not pretrained)
     if Path(spec).exists():
         return _load_path(Path(spec))
     if "/" in spec or os.sep in spec or spec.endswith((".safetensors", *PICKLE_SUFFIXES)):
@@ -133,13 +141,13 @@ def _fresh(make: Callable[[], nn.Module], file: WeightsFile) -> nn.Module:
 
 
 def checkpoint_file(path: Path) -> Path:
-    """Return the checkpoint at a path: the file itself, or the best, last or initial checkpoint of a run folder."""
+    """Return the checkpoint at a path: the file itself, or the first of `RUN_WEIGHTS` in a folder."""
     if not path.is_dir():
         return path
     for name in RUN_WEIGHTS:
         if (path / name).is_file():
             return path / name
-    requirement = f"must be a run folder with {' or '.join(RUN_WEIGHTS)}"
+    requirement = f"must be a folder with {', '.join(RUN_WEIGHTS[:-1])} or {RUN_WEIGHTS[-1]}"
     fix = "A run writes its first checkpoint at the end of its first epoch."
     raise FileNotFoundError(bad("model", requirement, path, fix))
 

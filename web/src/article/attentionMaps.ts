@@ -1,12 +1,16 @@
-/** Attention maps for the step on trained heads: from the payload, or a sketch if there is none. */
+/** Heads for the step on trained heads: from the payload, or a sketch if there is none. */
 import type { Plane } from "../core/convolution";
 import type { Geometry } from "../core/grid";
+import { type Choice, carried, emptyMaps, fillMaps } from "../core/maps";
 import type { Payload } from "../core/payload";
-import { storedQueries, writeRow } from "../core/rows";
+import { type Photograph, withGreys } from "../core/photographs";
 import { attentionOf } from "../core/theorem";
+import { type PlaneHead, rangeOf } from "../draw/headPlane";
+import { fixedPlane, livePlane, trailsOf } from "../draw/planes";
 
 const MOST_LAYERS = 3;
 const MOST_HEADS = 16;
+const LEAST_RANGE = 2.75; // of a plane of heads, in tokens
 
 export interface LayerMaps {
   readonly name: string;
@@ -15,61 +19,42 @@ export interface LayerMaps {
   /** (row, column) of the nearest query with stored rows, on this layer's grid. */
   readonly query: readonly [number, number];
   readonly maps: readonly Plane[];
+  /** The heads in the plane of shifts from the query, and the plane's half width in tokens. */
+  readonly plane: readonly PlaneHead[];
+  readonly range: number;
 }
 
-/** Return the maps of the payload's first layers, with the final weights, for a query on the first layer's grid. */
+/** Return the heads of the payload's first layers, with the final weights, for a query on the first layer's grid. */
 export function layerMaps(payload: Payload, query: readonly [number, number]): LayerMaps[] {
-  const first = payload.manifest.layers[0]!.sizes;
+  const time = payload.manifest.times.length - 1;
+  const choice: Choice = { part: "both", softmax: true, image: 0, mean: false, time, prefix: -1 };
   return payload.manifest.layers.slice(0, MOST_LAYERS).map((layer, number) => {
     const [height, width] = layer.sizes;
-    const scaled = query.map((at, axis) => Math.floor(((at + 0.5) / first[axis]!) * layer.sizes[axis]!));
-    const token = nearestStored(storedQueries(payload, number), scaled[0]! * width + scaled[1]!, width);
-    const maps = Array.from({ length: Math.min(layer.heads, MOST_HEADS) }, (_, head) => {
-      const data = new Float64Array(height * width);
-      writeRow(payload, { layer: number, head, query: token, image: 0, time: payload.manifest.times.length - 1 }, "both", data);
-      return { height, width, data };
-    });
-    return { name: layer.name, heads: layer.heads, query: [Math.floor(token / width), token % width], maps };
+    const [row, column] = carried(query, payload.manifest.layers[0]!.sizes, layer.sizes);
+    const maps = emptyMaps(layer);
+    fillMaps(maps, payload, number, row * width + column, choice);
+    const plane = fixedPlane(payload, number, time, trailsOf(payload, number)) ?? livePlane(maps, width);
+    return {
+      name: `layer ${number}`,
+      heads: layer.heads,
+      query: [Math.floor(maps.query / width), maps.query % width],
+      maps: maps.heads.slice(0, MOST_HEADS).map((data) => ({ height, width, data })),
+      plane,
+      range: rangeOf(plane, LEAST_RANGE, Math.max(height, width)),
+    };
   });
 }
 
-/** Return the stored token nearest to `token` on a grid `width` wide; the token itself if all are stored. */
-export function nearestStored(stored: ArrayLike<number> | null, token: number, width: number): number {
-  if (stored === null || stored.length === 0) return token;
-  const apart = (other: number): number =>
-    (Math.floor(other / width) - Math.floor(token / width)) ** 2 + ((other % width) - (token % width)) ** 2;
-  return Array.from(stored).reduce((best, other) => (apart(other) < apart(best) ? other : best), stored[0]!);
+/** Return the payload's first image in its colours, or null. */
+export function firstImage({ images }: Payload): Photograph | null {
+  if (images === null) return null;
+  const [, height, width] = images.shape as [number, number, number];
+  const colours = Uint8ClampedArray.from({ length: 4 * height * width }, (_, at) => (at % 4 === 3 ? 255 : images.data[3 * (at >> 2) + (at % 4)]!));
+  return withGreys(colours, height, width);
 }
 
-/** Return the payload's first image as mean grey levels of the first layer's tokens; NaN if it has no image. */
-export function tokenGreys(payload: Payload): Plane {
-  const [height, width] = payload.manifest.layers[0]!.sizes;
-  const data = new Float64Array(height * width).fill(NaN);
-  const images = payload.images;
-  if (images === null) return { height, width, data };
-  const [, high, wide] = images.shape as [number, number, number];
-  for (let token = 0; token < data.length; token++) {
-    const rows = span(Math.floor(token / width), height, high);
-    const columns = span(token % width, width, wide);
-    let sum = 0;
-    for (let row = rows[0]; row < rows[1]; row++) {
-      for (let column = columns[0]; column < columns[1]; column++) {
-        const at = 3 * (row * wide + column);
-        sum += 0.299 * images.data[at]! + 0.587 * images.data[at + 1]! + 0.114 * images.data[at + 2]!;
-      }
-    }
-    data[token] = sum / 255 / ((rows[1] - rows[0]) * (columns[1] - columns[0]));
-  }
-  return { height, width, data };
-}
-
-/** Return the range of pixels in part `index` of `parts`, at least one pixel. */
-function span(index: number, parts: number, pixels: number): [number, number] {
-  const start = Math.min(Math.floor((index * pixels) / parts), pixels - 1);
-  return [start, Math.max(start + 1, Math.floor(((index + 1) * pixels) / parts))];
-}
-
-export const SKETCH_SIZE = 13;
+export const SKETCH_SIZE = 17;
+const SKETCH_RANGE = 5.75; // the same for all layers, so that their heads can be compared
 const GEOMETRY: Geometry = { width: 3, stride: 1, dilation: 1, border: "renormalise" };
 
 /** Heads chosen by hand, as the paper describes them: sharp and close to the query in early layers, wider and farther away later. */
@@ -85,6 +70,7 @@ export function sketchedMaps(query: readonly [number, number]): LayerMaps[] {
     const centres = RING.map(([row, column]): [number, number] => [far * row, far * column]);
     const heads = { alpha, centres, weights: [], present: [] };
     const maps = RING.map((_, head) => attentionOf([SKETCH_SIZE, SKETCH_SIZE], query, heads, head, GEOMETRY));
-    return { name, heads: RING.length, query, maps };
+    const plane = centres.map((centre, head): PlaneHead => ({ head, centre, precision: [2 * alpha, 0, 0, 2 * alpha] }));
+    return { name, heads: RING.length, query, maps, plane, range: SKETCH_RANGE };
   });
 }

@@ -1,5 +1,6 @@
 /** Direct computations for the article's small figures; larger figures use `core/theorem.ts`. */
 import { type Plane, difference, largest } from "../core/convolution";
+import type { Photograph } from "../core/photographs";
 import { softmax } from "../core/rows";
 
 /** Seeded uniform random numbers in [0, 1) (mulberry32). */
@@ -25,10 +26,12 @@ export function shuffled(size: number, seed: number): number[] {
   return order;
 }
 
-export const reordered = (plane: Plane, order: readonly number[]): Plane => ({
-  ...plane,
-  data: Float64Array.from(order, (from) => plane.data[from]!),
-});
+export function reordered({ height, width, data, colours }: Photograph, order: readonly number[]): Photograph {
+  const greys = Float64Array.from(order, (from) => data[from]!);
+  if (colours === undefined) return { height, width, data: greys };
+  const moved = Uint8ClampedArray.from({ length: colours.length }, (_, at) => colours[4 * order[at >> 2]! + (at & 3)]!);
+  return { height, width, data: greys, colours: moved };
+}
 
 /** A head of the article's examples: score = -near |key - query - centre|^2 - alike (grey_query - grey_key)^2. */
 export interface Head {
@@ -61,14 +64,17 @@ export const mixed = (row: Plane, image: Plane): number =>
 
 /** Compute a head's output at every pixel. */
 export function outputOf(image: Plane, head: Head): Plane {
-  return { ...image, data: image.data.map((_, query) => mixed(attentionRow(image, query, head), image)) };
+  const { height, width, data } = image;
+  return { height, width, data: data.map((_, query) => mixed(attentionRow(image, query, head), image)) };
 }
 
-/** Compute the outputs before and after shuffling, and their largest difference after undoing the shuffle. */
-export function shuffling(image: Plane, order: readonly number[], head: Head) {
+/** Compute the outputs before and after shuffling, and their difference after restoring the order. */
+export function shuffling(image: Photograph, order: readonly number[], head: Head) {
   const mixedImage = reordered(image, order);
   const [before, after] = [outputOf(image, head), outputOf(mixedImage, head)];
-  return { mixedImage, before, after, apart: largest(difference(after, reordered(before, order))) };
+  const places = order.map((_, pixel) => order.indexOf(pixel));
+  const restored = difference(reordered(after, places), before);
+  return { mixedImage, before, after, restored, apart: largest(restored) };
 }
 
 export const TERMS = ["content – content", "content – position", "position – content", "position – position"] as const;
@@ -84,7 +90,8 @@ const FEATURES = 4;
 export function fourTerms(image: Plane, query: number): Plane[] {
   const { matrix, contents, places } = embedded(image);
   const term = (from: readonly number[], to: readonly (readonly number[])[]): Plane => ({
-    ...image,
+    height: image.height,
+    width: image.width,
     data: Float64Array.from(to, (key) =>
       matrix.reduce((sum, line, i) => sum + from[i]! * line.reduce((inner, weight, j) => inner + weight * key[j]!, 0), 0),
     ),

@@ -14,7 +14,19 @@ function tokens(text: string): string {
     .join("");
 }
 
-export const row = (...parts: string[]): string => `<mrow>${parts.map(tokens).join("")}</mrow>`;
+/** Put each pair of parentheses, braces or norm bars in a row of its own, so that it is not higher than its content. */
+function grouped(markup: string): string {
+  let bars = 0;
+  return markup.replace(/<mo>([(){}‖])<\/mo>/g, (_, sign: string) => {
+    const opens = sign === "‖" ? bars++ % 2 === 0 : "({".includes(sign);
+    const mark = `<mo form="${opens ? "prefix" : "postfix"}" stretchy="false">${sign}</mo>`;
+    return opens ? `<mrow>${mark}` : `${mark}</mrow>`;
+  });
+}
+
+export const row = (...parts: string[]): string => `<mrow>${grouped(parts.map(tokens).join(""))}</mrow>`;
+/** One of several numbered terms, which is linked with its picture. */
+export const term = (number: number, ...parts: string[]): string => row(...parts).replace("<mrow>", `<mrow class="term term-${number}">`);
 export const sub = (base: string, below: string): string => `<msub>${row(base)}${row(below)}</msub>`;
 export const sup = (base: string, above: string): string => `<msup>${row(base)}${row(above)}</msup>`;
 export const subsup = (base: string, below: string, above: string): string =>

@@ -1,6 +1,6 @@
 /** The steps of the article: text, equations, figure, and the figure's initial settings. */
 import type { ArticleState } from "../state/article";
-import { hat, line, row, sub, subsup, sumOver, sup, words } from "./mathml";
+import { hat, line, row, sub, subsup, sumOver, sup, term, words } from "./mathml";
 
 export type Figure =
   | "convolution"
@@ -72,8 +72,8 @@ export const STEPS: readonly Step[] = [
     ],
     equation: [
       line(sub("a", "q , k"), "=", row("(", x("q"), "+", p("q"), ")"), "W", sup(row("(", x("k"), "+", p("k"), ")"), "⊤")),
-      line("=", x("q"), "W", turned("x"), "+", x("q"), "W", turned("p")),
-      line("+", p("q"), "W", turned("x"), "+", p("q"), "W", turned("p")),
+      line("=", term(0, x("q"), "W", turned("x")), "+", term(1, x("q"), "W", turned("p"))),
+      line("+", term(2, p("q"), "W", turned("x")), "+", term(3, p("q"), "W", turned("p"))),
       line("W =", query, key),
     ],
     figure: "terms",
@@ -112,14 +112,14 @@ export const STEPS: readonly Step[] = [
     title: "Nine heads form a 3 × 3 kernel",
     paragraphs: [
       "Assign each shift of a 3 × 3 kernel to one of nine sharp heads, and set the head's value matrix to the kernel's weights at this shift. The layer then sums the shifted pixels times their weights, which is the convolution.",
-      "In the same way, K × K heads express any K × K kernel. Click “Hard heads”, and then lower α to make the heads softer: the error grows, but it stays below the theoretical bound.",
+      "In the same way, K × K heads express any K × K kernel. Click “Hard heads” and watch the difference disappear, then lower α to make the heads softer: the error grows, but it stays below the proven bound.",
     ],
     equation: [
       line(sumOver("h"), sumOver("k"), subsup("p", "q , k", "h"), x("k"), sup("W", "h"), "=", sumOver(shift), x("q + δ"), sub("W", shift)),
       line(sub("N", "h"), "= K × K"),
     ],
     figure: "theorem",
-    settings: { alpha: 2, query: [12, 20] },
+    settings: { alpha: 2, query: [12, 13] },
   },
   {
     title: "Borders and missing heads",
@@ -139,7 +139,7 @@ export const STEPS: readonly Step[] = [
     ],
     equation: [],
     figure: "trained",
-    settings: { query: [6, 6] },
+    settings: { query: [] },
   },
   {
     title: "Limits of the theorem",
@@ -149,6 +149,6 @@ export const STEPS: readonly Step[] = [
     ],
     equation: [line(sub("a", "q , k"), "=", "−α", sup("‖ δ − Δ ‖", "2"), "−", "γ", sup(row("(", x("q"), "−", x("k"), ")"), "2"))],
     figure: "limits",
-    settings: { alpha: 0.5, centre: [-1, 1], content: 60, query: [6, 9] },
+    settings: { alpha: 0.5, centre: [-1, 1], content: 60, query: [12, 14] },
   },
 ];

@@ -4,11 +4,11 @@ import { type Bound, errorBound } from "./bounds";
 import { type Plane, convolve, difference, largest, range } from "./convolution";
 import { type Border, type Geometry, tapShifts } from "./grid";
 import { type KernelName, kernelNamed } from "./kernels";
-import { type PictureName, pictureNamed } from "./images";
+import { type Photograph, type PhotographName, photographNamed } from "./photographs";
 import { type Heads, attend } from "./theorem";
 
 export interface Setup {
-  readonly image: Plane;
+  readonly image: Photograph;
   readonly geometry: Geometry;
   readonly kernel: readonly number[];
   readonly shifts: readonly [number, number][];
@@ -22,14 +22,15 @@ export interface Result {
   /** The largest |difference|. */
   readonly error: number;
   readonly bound: Bound;
-  /** Smallest and largest value of the image, and of both outputs. */
-  readonly inputs: readonly [number, number];
+  /** Smallest and largest value of the convolution: the colour scale of both outputs, which does not change with the heads. */
   readonly outputs: readonly [number, number];
+  /** Largest |value| of the convolution: the colour scale of the difference, which therefore fades as heads sharpen. */
+  readonly scale: number;
 }
 
 /** Return a key of the state that changes exactly when the outputs must be recomputed. */
 export function decisive(state: BenchState): string {
-  const { head: _head, query: _query, frozen: _frozen, ownScale: _scale, ...rest } = state;
+  const { head: _head, query: _query, frozen: _frozen, ...rest } = state;
   return JSON.stringify(rest);
 }
 
@@ -37,7 +38,7 @@ export function kernelOf(state: BenchState): readonly number[] {
   return state.kernel === "free" ? state.taps : kernelNamed(state.kernel as KernelName, state.width);
 }
 
-export function setup(state: BenchState, own: Plane | null): Setup {
+export function setup(state: BenchState, own: Photograph | null): Setup {
   const geometry: Geometry = {
     width: state.width,
     stride: state.stride,
@@ -51,8 +52,8 @@ export function setup(state: BenchState, own: Plane | null): Setup {
   ]);
   const kernel = kernelOf(state);
   const present = shifts.map((_, head) => !state.missing.includes(head));
-  const named = state.picture === "own" ? "disc" : state.picture;
-  const image = state.picture === "own" && own !== null ? own : pictureNamed(named as PictureName, state.size);
+  const named = state.picture === "own" ? "cat" : state.picture;
+  const image = state.picture === "own" && own !== null ? own : photographNamed(named as PhotographName, state.size);
   return { image, geometry, kernel, shifts, heads: { alpha: state.alpha, centres, weights: kernel, present } };
 }
 
@@ -60,17 +61,15 @@ export function result({ image, geometry, kernel, shifts, heads }: Setup): Resul
   const attention = attend(image, heads, geometry);
   const convolution = convolve(image, kernel, geometry);
   const apart = difference(attention, convolution);
-  const inputs = range(image.data);
-  const [low, high] = inputs;
-  const [a, b] = [range(attention.data), range(convolution.data)];
+  const [low, high] = range(image.data);
   return {
     attention,
     convolution,
     difference: apart,
     error: largest(apart),
     bound: errorBound(heads, shifts, { low, high }, geometry.border),
-    inputs,
-    outputs: [Math.min(a[0], b[0]), Math.max(a[1], b[1])],
+    outputs: range(convolution.data),
+    scale: largest(convolution),
   };
 }
 

@@ -4,8 +4,11 @@
  *     score = -1/2 (d - c)^T A (d - c) or a table entry,  + query . key,  + row score + column score
  *     p     = exp(score - largest) / sum over keys of exp(score - largest)
  */
+import { classMass } from "./classTokens";
+import { gaussianAt } from "./gaussians";
+import { type Choice, writeMap } from "./maps";
 import type { Payload } from "./payload";
-import { type Part, type Place, writeRow, writeScores } from "./rows";
+import { type Place, writeScores } from "./rows";
 
 export interface GaussianTerm {
   readonly centre: readonly [number, number];
@@ -26,7 +29,7 @@ export interface Formula {
   /** Key minus query, (rows, columns). */
   readonly shift: readonly [number, number];
   readonly gaussian: GaussianTerm | null;
-  /** The stored score of the shift, relative to the largest over all shifts. */
+  /** The stored score of the shift, relative to the largest over all shifts; null if the payload has no table. */
   readonly table: number | null;
   readonly content: ContentTerm | null;
   /** Scores of the key's row and column. */
@@ -38,16 +41,16 @@ export interface Formula {
   readonly elsewhere: number | null;
 }
 
-/** Compute the terms of the probability of `key`; null if the payload does not contain the query's row. */
-export function formulaOf(payload: Payload, place: Place, part: Part, key: number): Formula | null {
+/** Compute the terms of the probability of `key` for one image; null if the payload does not contain the query's row. */
+export function formulaOf(payload: Payload, place: Place, { part, prefix }: Pick<Choice, "part" | "prefix">, key: number): Formula | null {
   const layer = payload.manifest.layers[place.layer]!;
   const [height, width] = layer.sizes;
   const row = new Float64Array(height * width);
   const at = (token: number): [number, number] => [Math.floor(token / width), token % width];
   const shift = at(key).map((to, axis) => to - at(place.query)[axis]!) as [number, number];
-  const scored = writeScores(payload, place, part, row);
+  const scored = prefix < 0 && writeScores(payload, place, part, row);
   const softmax = scored ? summed(row, key) : null;
-  if (!writeRow(payload, place, part, row)) return null;
+  if (!writeMap(payload, place, { part, prefix, softmax: true, image: place.image, mean: false, time: place.time }, row)) return null;
   const position = scored && (layer.kind === "positions" || part !== "content");
   return {
     shift,
@@ -57,7 +60,7 @@ export function formulaOf(payload: Payload, place: Place, part: Part, key: numbe
     along: position ? alongTerm(payload, place, at(key)) : null,
     softmax,
     probability: row[key]!,
-    elsewhere: elsewhereOf(payload, place),
+    elsewhere: prefix < 0 ? elsewhereOf(payload, place) : classMass(payload, place, prefix),
   };
 }
 
@@ -68,12 +71,10 @@ function summed(scores: Float64Array, key: number): NonNullable<Formula["softmax
 }
 
 function gaussianTerm(payload: Payload, place: Place, shift: readonly [number, number]): GaussianTerm | null {
-  const centres = payload.of(place.layer, "centres");
-  const matrices = payload.of(place.layer, "precision");
-  if (centres === null || matrices === null) return null;
-  const at = place.time * payload.manifest.layers[place.layer]!.heads + place.head;
-  const centre = [centres.data[2 * at]!, centres.data[2 * at + 1]!] as const;
-  const precision = Array.from(matrices.data.subarray(4 * at, 4 * at + 4));
+  const found = gaussianAt(payload, place.layer, place.head, place.time);
+  if (found === null) return null;
+  const { centre } = found;
+  const precision = Array.from(found.precision);
   const off = [shift[0] - centre[0], shift[1] - centre[1]] as const;
   const [a, b, c, d] = precision as [number, number, number, number];
   return { centre, precision, off, score: -0.5 * (a * off[0] ** 2 + (b + c) * off[0] * off[1] + d * off[1] ** 2) };
@@ -84,8 +85,12 @@ function tableTerm(payload: Payload, place: Place, shift: readonly [number, numb
   if (table === null) return null;
   const { heads, sizes } = payload.manifest.layers[place.layer]!;
   const [down, across] = [2 * sizes[0] - 1, 2 * sizes[1] - 1];
-  const start = (place.time * heads + place.head) * down * across;
-  return table.data[start + (shift[0] + sizes[0] - 1) * across + shift[1] + sizes[1] - 1]!;
+  const at = (snapshot: number): number => {
+    const start = (snapshot * heads + place.head) * down * across;
+    return table.data[start + (shift[0] + sizes[0] - 1) * across + shift[1] + sizes[1] - 1]!;
+  };
+  const share = place.time % 1;
+  return share === 0 ? at(place.time) : (1 - share) * at(Math.floor(place.time)) + share * at(Math.ceil(place.time));
 }
 
 function contentTerm(payload: Payload, place: Place, key: number): ContentTerm | null {

@@ -7,6 +7,7 @@
  */
 import type { Layer, Payload } from "./payload";
 import { type Part, type Place, partsOf, softmax, storedQueries, writeScores, writeRow } from "./rows";
+import { writeClassRow } from "./classTokens";
 
 export interface Choice {
   readonly part: Part;
@@ -15,6 +16,10 @@ export interface Choice {
   /** Use the mean over all images; `image` is then ignored. */
   readonly mean: boolean;
   readonly time: number;
+  /** Index of the class token or register that is the query; -1 if the query is a token of the image. */
+  readonly prefix: number;
+  /** Name of the image: of two models that are compared, the second may have it at another index. */
+  readonly named?: string;
 }
 
 /** A head and a query token. */
@@ -68,10 +73,11 @@ export function hasParts(payload: Payload): boolean {
 export function choiceFor(payload: Payload, wanted: Choice): Choice {
   const { images, times } = payload.manifest;
   const last = times.length - 1;
+  const named = images[wanted.image]?.name === wanted.named ? -1 : images.findIndex(({ name }) => name === wanted.named);
   return {
     ...wanted,
     part: hasParts(payload) ? wanted.part : "both",
-    image: Math.min(wanted.image, Math.max(0, images.length - 1)),
+    image: named >= 0 ? named : Math.min(wanted.image, Math.max(0, images.length - 1)),
     mean: wanted.mean && images.length > 1,
     time: wanted.time < 0 ? last : Math.min(wanted.time, last),
   };
@@ -79,7 +85,13 @@ export function choiceFor(payload: Payload, wanted: Choice): Choice {
 
 /** Return the reason why a layer cannot show a choice; empty if it can. */
 export function lackOf(payload: Payload, layer: number, choice: Choice): string {
-  const { kind } = payload.manifest.layers[layer]!;
+  const { kind, prefix } = payload.manifest.layers[layer]!;
+  if (choice.prefix >= 0) {
+    if (prefix <= choice.prefix) return "This layer has no such token";
+    if (payload.of(layer, "class_rows") === null) return "The payload does not contain the attention of this layer's class tokens";
+    if (!choice.softmax || choice.part !== "both") return "The payload contains only probabilities for class tokens, no scores";
+    return "";
+  }
   if (kind === "rows" && !choice.softmax) return "The payload contains only probabilities for this layer, no scores";
   if (kind === "rows" && choice.part !== "both") return "The payload does not separate content and position for this layer";
   if (kind === "positions" && choice.part === "content") return "This layer does not use content";
@@ -108,15 +120,15 @@ export function nearestStored(payload: Payload, layer: number, token: number): n
 export const NOT_STORED = "The payload does not contain this query";
 
 let scratch = new Float64Array(0);
-
 /** Fill one map; return false if it is not in the payload. The choice must be valid for the layer. */
 export function writeMap(payload: Payload, place: HeadQuery, choice: Choice, into: Float64Array): boolean {
   const kind = payload.manifest.layers[place.layer]!.kind;
   const known = (image: number, row: Float64Array): boolean => {
     const whole = { ...place, image, time: choice.time };
+    if (choice.prefix >= 0) return writeClassRow(payload, whole, choice.prefix, row);
     return choice.softmax ? writeRow(payload, whole, choice.part, row) : writeScores(payload, whole, choice.part, row);
   };
-  if (!choice.mean || kind === "positions") {
+  if (!choice.mean || (kind === "positions" && choice.prefix < 0)) {
     if (!known(choice.image, into)) return false;
   } else {
     if (scratch.length !== into.length) scratch = new Float64Array(into.length);

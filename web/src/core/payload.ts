@@ -24,15 +24,27 @@ export interface Layer {
   readonly encoding: string;
   readonly dilated: boolean;
   readonly statistics: Statistics;
+  /** Convolution score at each snapshot, null where it is unknown. */
+  readonly scores: readonly (number | null)[];
+}
+
+export interface PayloadImage {
+  readonly name: string;
+  /** The image's class, null if it is unknown. */
+  readonly label: string | null;
+  /** The model's most probable classes with their probabilities, the most probable one first; empty if unknown. */
+  readonly predictions: readonly (readonly [string, number])[];
 }
 
 export interface Manifest {
   readonly title: string;
   readonly library: string;
   readonly patch: readonly [number, number] | null;
-  readonly images: readonly { readonly name: string }[];
+  readonly images: readonly PayloadImage[];
   readonly times: readonly string[];
   readonly layers: readonly Layer[];
+  /** Whether the model's parameters are initial random values. */
+  readonly random: boolean;
 }
 
 export interface Payload {
@@ -46,6 +58,7 @@ export interface Payload {
 const FORMAT = 1;
 /** Beyond these limits the maps would need more memory than a browser allows. */
 const MOST_HEADS = 4096;
+const MOST_PREDICTIONS = 3; // of an image
 const MOST_NUMBERS = 4e6; // heads x tokens of a layer: the size of its maps for one query
 
 /** Read and validate a payload. */
@@ -73,21 +86,37 @@ function manifestOf(text: string): Manifest {
   if (all["format"] !== FORMAT) fail("format", `must be ${FORMAT}`, all["format"]);
   const times = list(all["times"], "times").map((entry, index) => string(entry, `times[${index}]`));
   if (times.length === 0) fail("times", "must name at least one snapshot", "none");
-  const layers = list(all["layers"], "layers").map((entry, index) => layerOf(entry, `layers[${index}]`));
+  const layers = list(all["layers"], "layers").map((entry, index) => layerOf(entry, `layers[${index}]`, times.length));
   if (layers.length === 0) fail("layers", "must name at least one layer", "none");
   return {
     title: string(all["title"], "title"),
     library: string(all["library"], "library"),
     patch: all["patch"] === null ? null : pair(all["patch"], "patch"),
-    images: list(all["images"], "images").map((entry, index) => ({
-      name: string(record(entry, `images[${index}]`)["name"], `images[${index}].name`),
-    })),
+    images: list(all["images"], "images").map((entry, index) => imageOf(entry, `images[${index}]`)),
     times,
     layers,
+    random: boolean(all["random"] ?? false, "random"),
   };
 }
 
-function layerOf(value: unknown, path: string): Layer {
+function imageOf(value: unknown, path: string): PayloadImage {
+  const all = record(value, path);
+  const predictions = list(all["predictions"] ?? [], `${path}.predictions`);
+  if (predictions.length > MOST_PREDICTIONS) fail(`${path}.predictions`, `must have at most ${MOST_PREDICTIONS} entries`, predictions.length);
+  return {
+    name: string(all["name"], `${path}.name`),
+    label: (all["label"] ?? null) === null ? null : string(all["label"], `${path}.label`),
+    predictions: predictions.map((entry, index) => predictionOf(entry, `${path}.predictions[${index}]`)),
+  };
+}
+
+function predictionOf(value: unknown, path: string): readonly [string, number] {
+  const [name, probability, ...rest] = list(value, path);
+  const known = typeof name === "string" && typeof probability === "number" && probability >= 0 && probability <= 1;
+  return known && rest.length === 0 ? [name, probability] : fail(path, "must be a name and a probability from 0 to 1", value);
+}
+
+function layerOf(value: unknown, path: string, times: number): Layer {
   const all = record(value, path);
   const kind = KINDS.find((known) => known === all["kind"]);
   if (kind === undefined) fail(`${path}.kind`, `must be one of ${KINDS.join(", ")}`, all["kind"]);
@@ -96,6 +125,7 @@ function layerOf(value: unknown, path: string): Layer {
   const sizes = pair(all["sizes"], `${path}.sizes`);
   const numbers = heads * sizes[0] * sizes[1];
   if (numbers > MOST_NUMBERS) fail(`${path}.sizes`, `must have at most ${MOST_NUMBERS} heads x tokens`, numbers);
+  const statistics = statisticsOf(all["statistics"], heads, `${path}.statistics`);
   return {
     name: string(all["name"], `${path}.name`),
     kind,
@@ -106,8 +136,16 @@ function layerOf(value: unknown, path: string): Layer {
     window: (all["window"] ?? null) === null ? null : pair(all["window"], `${path}.window`),
     encoding: string(all["encoding"], `${path}.encoding`),
     dilated: all["dilated"] === true,
-    statistics: statisticsOf(all["statistics"], heads, `${path}.statistics`),
+    statistics,
+    scores: scoresOf(all["scores"], times, statistics.layer["score"] ?? null, `${path}.scores`),
   };
+}
+
+/** Return the convolution scores of all snapshots; older payloads contain only that of the last one. */
+function scoresOf(value: unknown, times: number, last: number | null, path: string): readonly (number | null)[] {
+  if ((value ?? null) === null) return Array.from({ length: times }, (_, time) => (time === times - 1 ? last : null));
+  const scores = list(value, path).map((entry, time) => numberOrNull(entry, `${path}[${time}]`));
+  return scores.length === times ? scores : fail(path, `must have ${times} entries, one per snapshot`, scores.length);
 }
 
 function statisticsOf(value: unknown, heads: number, path: string): Statistics {
@@ -131,7 +169,7 @@ function named<T>(entries: readonly (readonly [string, T])[]): Readonly<Record<s
 /** Names of the element types in error messages. */
 const TYPES: Readonly<Record<Kind, string>> = { U8: "uint8", I32: "int32", F16: "float16", F32: "float32", F64: "float64" };
 
-/** Tensors that a layer may have: element type and shape. The manifest defines t, n, h, H, W and T; e and m are free. */
+/** Tensors that a layer may have: element type and shape. The manifest defines t, n, h, H, W, T and prefix; e and m are free. */
 const FORMS: Readonly<Record<string, readonly [Kind, ...string[]]>> = {
   shift_scores: ["F32", "t", "h", "2H-1", "2W-1"],
   centres: ["F32", "t", "h", "2"],
@@ -143,14 +181,16 @@ const FORMS: Readonly<Record<string, readonly [Kind, ...string[]]>> = {
   queries: ["I32", "m"],
   probabilities: ["F16", "n", "h", "m", "T"],
   prefix_mass: ["F16", "n", "h", "m"],
+  class_rows: ["F16", "n", "h", "prefix", "T"],
+  class_mass: ["F16", "n", "h", "prefix"],
 };
 const NEEDED: Readonly<Record<LayerKind, readonly string[]>> = {
-  positions: ["shift_scores"],
+  positions: [], // a table of shifts, or the centres and precision matrices of Gaussian heads
   content: ["query", "key"],
   rows: ["queries", "probabilities"],
 };
 /** Tensors that must be stored together. */
-const PAIRS = [["row_scores", "column_scores"], ["centres", "precision"]] as const;
+const PAIRS = [["row_scores", "column_scores"], ["centres", "precision"], ["class_rows", "class_mass"]] as const;
 
 function checkTensors(file: Safetensors, manifest: Manifest): void {
   const n = manifest.images.length;
@@ -161,12 +201,13 @@ function checkTensors(file: Safetensors, manifest: Manifest): void {
 function checkLayer(file: Safetensors, layer: Layer, index: number, manifest: Manifest): void {
   const [H, W] = layer.sizes;
   const sizes: Record<string, number> = {
-    t: manifest.times.length, n: manifest.images.length, h: layer.heads, H, W, T: H * W, "2": 2,
+    t: manifest.times.length, n: manifest.images.length, h: layer.heads, H, W, T: H * W, "2": 2, prefix: layer.prefix,
     "2H-1": 2 * H - 1, "2W-1": 2 * W - 1,
   };
   const has = (name: string): boolean => file.described.has(`${index}.${name}`);
   if (layer.kind !== "positions" && manifest.images.length === 0) fail("images", `must be present for kind ${layer.kind}`, "none");
   for (const name of NEEDED[layer.kind]) if (!has(name)) fail(`${index}.${name}`, `must be present for kind ${layer.kind}`, "none");
+  if (layer.kind === "positions" && !has("shift_scores") && !has("centres")) fail(`${index}.shift_scores`, "or centres must be present for kind positions", "none");
   for (const pair of PAIRS) {
     const [there, lost] = has(pair[0]) ? pair : [pair[1], pair[0]];
     if (has(there) && !has(lost)) fail(`${index}.${lost}`, `must be present with ${there}`, "none");
@@ -216,6 +257,10 @@ function list(value: unknown, path: string): readonly unknown[] {
 
 function string(value: unknown, path: string): string {
   return typeof value === "string" ? value : fail(path, "must be text", value);
+}
+
+function boolean(value: unknown, path: string): boolean {
+  return typeof value === "boolean" ? value : fail(path, "must be true or false", value);
 }
 
 function count(value: unknown, path: string, least: number): number {

@@ -1,13 +1,17 @@
 /**
  * Attention rows from a payload's tensors: the probabilities of one query of one head over all tokens of the grid.
  *
- *     positions   P = softmax over keys k of table[k - q]
+ *     positions   P = softmax over keys k of table[k - q], or of -1/2 (k - q - c)^T A (k - q - c) for Gaussian heads
  *     content     P = softmax of query_q . key_k  (+ table[k - q], or row_scores[q, k_row] + column_scores[q, k_column])
  *     rows        P as stored
+ *
+ * Between two snapshots, scores of shifts are interpolated linearly, and therefore so are A and A c.
  *
  * `write...` functions fill an array of the caller, so that moving the pointer allocates no memory. Scores and
  * probabilities are float64.
  */
+import type { Gaussian } from "./contours";
+import { gaussianAt } from "./gaussians";
 import type { Layer, Payload } from "./payload";
 import type { Tensor } from "./safetensors";
 
@@ -21,6 +25,7 @@ export interface Place {
   /** Row-major index of the token in the grid, without prefix tokens. */
   readonly query: number;
   readonly image: number;
+  /** Index of a snapshot, or a number between two indices. */
   readonly time: number;
 }
 
@@ -85,7 +90,14 @@ function addContent(payload: Payload, layer: Layer, place: Place, into: Float64A
 
 function addPosition(payload: Payload, layer: Layer, place: Place, into: Float64Array): void {
   const table = payload.of(place.layer, "shift_scores");
-  if (table !== null) addTable(table, layer, place, into);
+  const gaussian = table === null ? gaussianAt(payload, place.layer, place.head, place.time) : null;
+  if (gaussian !== null) addGaussian(gaussian, layer, place.query, into);
+  if (table !== null) {
+    const before = Math.floor(place.time);
+    const share = place.time - before;
+    addTable(table, layer, place, before, 1 - share, into);
+    if (share > 0) addTable(table, layer, place, before + 1, share, into);
+  }
   const rows = payload.of(place.layer, "row_scores");
   const columns = payload.of(place.layer, "column_scores");
   if (rows === null || columns === null) return;
@@ -99,16 +111,32 @@ function addPosition(payload: Payload, layer: Layer, place: Place, into: Float64
   }
 }
 
-/** Add the part of a shift table that this query uses. */
-function addTable(table: Tensor, layer: Layer, place: Place, into: Float64Array): void {
+/** Add the part of a snapshot's shift table that a query uses, times a weight. */
+function addTable(table: Tensor, layer: Layer, { head, query }: Place, snapshot: number, weight: number, into: Float64Array): void {
   const [height, width] = layer.sizes;
   const across = 2 * width - 1;
-  const start = (place.time * layer.heads + place.head) * (2 * height - 1) * across;
-  const queryRow = Math.floor(place.query / width);
-  const queryColumn = place.query % width;
+  const start = (snapshot * layer.heads + head) * (2 * height - 1) * across;
+  const queryRow = Math.floor(query / width);
+  const queryColumn = query % width;
   for (let row = 0; row < height; row++) {
     const from = start + (row - queryRow + height - 1) * across + (width - 1 - queryColumn);
-    for (let column = 0; column < width; column++) into[row * width + column]! += table.data[from + column]!;
+    for (let column = 0; column < width; column++) into[row * width + column]! += weight * table.data[from + column]!;
+  }
+}
+
+/** Add the scores of a Gaussian head. */
+function addGaussian({ centre, precision }: Gaussian, { sizes: [height, width] }: Layer, query: number, into: Float64Array): void {
+  const top = Math.floor(query / width) + centre[0];
+  const left = (query % width) + centre[1];
+  const rows = -0.5 * precision[0]!;
+  const both = -0.5 * (precision[1]! + precision[2]!);
+  const columns = -0.5 * precision[3]!;
+  for (let row = 0; row < height; row++) {
+    const down = row - top;
+    for (let column = 0; column < width; column++) {
+      const right = column - left;
+      into[row * width + column]! += rows * down * down + (both * down + columns * right) * right;
+    }
   }
 }
 

@@ -15,9 +15,6 @@ export interface Statistics {
   readonly lines: readonly Line[];
 }
 
-/** Return a layer's convolution score; null if unknown. */
-export const scoreOf = (layer: Layer): number | null => layer.statistics.layer["score"] ?? null;
-
 /** Return the mean attention over heads to class tokens, registers and padding; null if unknown. */
 export function elsewhereOf(layer: Layer): number | null {
   const shares = (layer.statistics.heads["mass elsewhere"] ?? []).filter((share) => share !== null);
@@ -83,4 +80,16 @@ export function sorted(lines: readonly Line[], column: string, down: boolean): r
     if (one === null || other === null) return Number(one === null) - Number(other === null);
     return down ? other - one : one - other;
   });
+}
+
+/** Return the heads of a layer sorted by a column key; in the model's order for other columns than statistics of heads. */
+export function headOrder(layer: Layer, column: string, down: boolean): readonly number[] {
+  const lines = Array.from({ length: layer.heads }, (_, head) => ({
+    layer: 0,
+    head,
+    name: "",
+    numbers: Object.fromEntries(Object.entries(layer.statistics.heads).map(([name, values]) => [name, values[head] ?? null])),
+  }));
+  if (column === "layer" || column === "head") return lines.map(({ head }) => head);
+  return sorted(lines, column, down).map(({ head }) => head);
 }

@@ -2,21 +2,20 @@
  * Painting of all visible maps together, at most once per animation frame.
  *
  * The pointer may report hundreds of positions per second; only the last one before a frame is computed. Strips outside
- * the viewport are skipped, unless a common scale needs their largest value.
+ * the viewport are skipped.
  */
 import { type Choice, type Maps, carried, choiceFor, emptyMaps, fillMaps, finest } from "../core/maps";
 import type { Payload } from "../core/payload";
-import { type Marks, Sheet, brightest, drawMap, frameOf, heightOf, linesOf } from "./maps";
-
-/** Lower end of the colour scale of scores, relative to the largest score of the map: exp(-12) = 0.000006. */
-export const DEPTH = 12;
+import { brightnessOf, scoreBrightness } from "./attentionScale";
+import { type Marks, Sheet, drawMap, frameOf, heightOf, linesOf } from "./maps";
 
 export interface Wanted extends Marks {
   /** (row, column) on a grid of these sizes. */
   readonly query: readonly [number, number];
   readonly grid: readonly [number, number];
   readonly choice: Choice;
-  readonly common: boolean;
+  /** Number of tokens at the bright end of the colour scale. */
+  readonly tokens: number;
   /** Show only the tokens around the query if the grid is large. */
   readonly near: boolean;
 }
@@ -29,6 +28,8 @@ export interface Plan {
   /** Height of the title above a map. */
   readonly above: number;
   readonly gap: number;
+  /** The heads from left to right. */
+  readonly order: readonly number[];
 }
 
 /** The maps of one layer on the page. */
@@ -36,13 +37,15 @@ export class Strip {
   readonly maps: Maps;
   /** One canvas for all maps: the browser's overhead per canvas is larger than the cost of its pixels. */
   canvas: HTMLCanvasElement | null = null;
-  /** Elements that show the end of each map's scale. */
+  /** Elements that show the largest probability or the smallest score of each map. */
   readonly captions: (HTMLElement | null)[] = [];
-  /** The numbers for the captions: the largest probability, or the smallest score. */
+  /** The numbers for the captions. */
   readonly ends: Float64Array;
   readonly sheet = new Sheet();
   visible = false;
-  plan: Plan = { columns: 1, side: 0, above: 0, gap: 0 };
+  plan: Plan = { columns: 1, side: 0, above: 0, gap: 0, order: [] };
+  /** Called some frames after the maps have changed. */
+  changed: (maps: Maps, choice: Choice) => void = () => {};
 
   constructor(
     readonly payload: Payload,
@@ -65,9 +68,6 @@ export class Atlas {
   /** Strips with outdated captions. */
   private readonly behind = new Set<Strip>();
 
-  /** `limits` is called with the ends of the common scale, or the smallest and largest values of the visible maps. */
-  constructor(private readonly limits: (low: number, high: number) => void) {}
-
   add(strip: Strip): () => void {
     this.strips.add(strip);
     this.soon();
@@ -88,7 +88,7 @@ export class Atlas {
     this.next();
   }
 
-  /** Stop painting: the view, and with it the state that `limits` and the strips read, is destroyed. */
+  /** Stop painting: the view, and with it the state that the strips read, is destroyed. */
   stop(): void {
     cancelAnimationFrame(this.frame);
   }
@@ -104,31 +104,24 @@ export class Atlas {
     this.asked = false;
     if (asked) this.paint();
     const [first] = this.behind;
-    if (first === undefined) return;
+    if (first === undefined || this.wanted === null) return;
     this.behind.delete(first);
     caption(first);
+    first.changed(first.maps, choiceFor(first.payload, this.wanted.choice));
     if (this.behind.size > 0) this.next();
   }
 
   private paint(): void {
     const { wanted } = this;
     if (wanted === null) return;
-    let [low, high] = [0, 0]; // scores are at most 0, probabilities at least 0
-    const shown = [...this.strips].filter((strip) => strip.visible || wanted.common);
-    for (const strip of shown) {
+    for (const strip of this.strips) {
+      if (!strip.visible) continue;
       fill(strip, wanted);
       strip.lacks(strip.maps.lack);
       if (strip.maps.lack) continue;
-      high = Math.max(high, ...strip.maps.largest);
-      low = Math.min(low, ...strip.maps.least);
-    }
-    low = Math.max(low, -DEPTH);
-    for (const strip of shown) {
-      if (!strip.visible || strip.maps.lack) continue;
-      draw(strip, wanted, [low, high]);
+      draw(strip, wanted);
       this.behind.add(strip);
     }
-    this.limits(low, high);
   }
 }
 
@@ -140,30 +133,28 @@ function fill(strip: Strip, wanted: Wanted): void {
   fillMaps(maps, payload, layer, place[0] * sizes[1] + place[1], choiceFor(payload, wanted.choice));
 }
 
-function draw(strip: Strip, wanted: Wanted, common: readonly [number, number]): void {
+function draw(strip: Strip, wanted: Wanted): void {
   const { payload, layer, maps, sheet } = strip;
   const { sizes } = payload.manifest.layers[layer]!;
   const choice = choiceFor(payload, wanted.choice);
-  const own = (head: number): readonly [number, number] =>
-    choice.softmax ? [0, brightest(maps.largest[head]!, maps.heads[head]!.length)] : [Math.max(maps.least[head]!, -DEPTH), 0];
-  sheet.write(maps.heads, sizes[1], wanted.common ? () => common : own);
+  sheet.write(maps.heads, sizes[1], choice.softmax ? brightnessOf(sizes[0] * sizes[1], wanted.tokens) : scoreBrightness);
   const context = strip.canvas?.getContext("2d");
   if (!context) return;
-  const { columns, side, above, gap } = strip.plan;
+  const { columns, side, above, gap, order } = strip.plan;
   const frame = frameOf(sizes, [Math.floor(maps.query / sizes[1]), maps.query % sizes[1]], wanted.near);
   const height = heightOf(side, frame);
   const unit = Math.min(devicePixelRatio, 2);
   fit(context.canvas, [Math.ceil(maps.heads.length / columns) * (above + height + gap) - gap, columns * (side + gap) - gap], unit);
-  maps.heads.forEach((map, head) => {
-    const lines = linesOf(payload, { layer, head, query: maps.query }, map, choice, wanted);
-    const at = [Math.floor(head / columns) * (above + height + gap) + above, (head % columns) * (side + gap)] as const;
+  order.forEach((head, index) => {
+    const lines = linesOf(payload, { layer, head, query: maps.query }, maps.heads[head]!, choice, wanted);
+    const at = [Math.floor(index / columns) * (above + height + gap) + above, (index % columns) * (side + gap)] as const;
     const scaled = { at: [at[0] * unit, at[1] * unit], size: [height * unit, side * unit] } as const;
     drawMap(context, sheet, head, { width: sizes[1], frame, lines, unit, ...scaled });
     strip.ends[head] = choice.softmax ? maps.largest[head]! : maps.least[head]!;
   });
 }
 
-/** Write the end of each map's scale above it. */
+/** Write the end of each map's range above it. */
 function caption(strip: Strip): void {
   strip.captions.forEach((element, head) => {
     const words = strip.words(strip.ends[head]!);

@@ -1,5 +1,6 @@
 /** Drawing of attention maps: colours without smoothing, then contours, centre and query as lines. */
 import { type Ellipse, type Gaussian, gaussianContour, levelOf, meanOf, outline } from "../core/contours";
+import { gaussianAt } from "../core/gaussians";
 import type { Payload } from "../core/payload";
 import { type Choice, type HeadQuery, probabilities } from "../core/maps";
 import { table } from "./colours";
@@ -12,7 +13,8 @@ export interface Marks {
 
 /** Lines on a map. Positions are (row, column), with integers at the centres of tokens. */
 export interface Lines {
-  readonly query: readonly [number, number];
+  /** null if the query is not a token of the image. */
+  readonly query: readonly [number, number] | null;
   readonly key?: readonly [number, number];
   readonly centre: readonly [number, number] | null;
   readonly contours: readonly Contour[];
@@ -36,9 +38,6 @@ export interface Frame {
 
 /** CSS pixels: a map of a layer with one axis has only one row, which would be too low to see or click. */
 export const LEAST_HEIGHT = 24;
-
-/** Upper end of a map's colour scale. At least 4 times the uniform probability, so that a nearly uniform map is dark. */
-export const brightest = (largest: number, tokens: number): number => Math.max(largest, Math.min(1, 4 / tokens));
 
 /** Return the height in CSS pixels of a map of this width: tokens are squares, unless the map would be too low. */
 export function heightOf(width: number, { rows, columns }: Pick<Frame, "rows" | "columns">): number {
@@ -67,7 +66,8 @@ export class Sheet {
   private readonly canvas = document.createElement("canvas");
   private picture: ImageData | null = null;
 
-  write(maps: readonly Float64Array[], width: number, limits: (head: number) => readonly [number, number]): void {
+  /** Paint maps with the brightness of each value, from 0 to 1. */
+  write(maps: readonly Float64Array[], width: number, brightness: (value: number) => number): void {
     const height = (maps[0]?.length ?? 0) / width;
     const across = width * maps.length;
     if (this.picture?.width !== across || this.picture.height !== height) {
@@ -78,12 +78,8 @@ export class Sheet {
     const words = new Uint32Array(this.picture.data.buffer);
     const colours = new Uint32Array(table("amount").buffer);
     maps.forEach((map, head) => {
-      const [low, high] = limits(head);
-      const factor = high > low ? 255 / (high - low) : 0;
-      const lowest = high > low ? 0.5 : 255; // equal scores are all the largest
       for (let key = 0, column = 0, at = head * width; key < map.length; key++) {
-        const step = (map[key]! - low) * factor + lowest;
-        words[at] = colours[step < 0 ? 0 : step > 255 ? 255 : step | 0]!;
+        words[at] = colours[(brightness(map[key]!) * 255 + 0.5) | 0]!;
         if (++column < width) at++;
         else [column, at] = [0, at + 1 + across - width];
       }
@@ -112,14 +108,14 @@ let shares = new Float64Array(0);
 /** Compute the centre and the contours of one head's map. */
 export function linesOf(payload: Payload, place: HeadQuery, values: Float64Array, choice: Choice, marks: Marks): Lines {
   const width = payload.manifest.layers[place.layer]!.sizes[1];
-  const query: [number, number] = [Math.floor(place.query / width), place.query % width];
+  const query: [number, number] | null = choice.prefix < 0 ? [Math.floor(place.query / width), place.query % width] : null;
   let map = values;
   if (!marks.centres && !marks.half && !marks.most) return { query, centre: null, contours: [], shares: map };
   if (!choice.softmax) {
     if (shares.length !== map.length) shares = new Float64Array(map.length);
     map = probabilities(map, shares);
   }
-  const gaussian = gaussianOf(payload, place, choice.time, query);
+  const gaussian = query && gaussianOf(payload, place, choice.time, query);
   const contour = (share: number, dashed: boolean): Contour => {
     const level = levelOf(map, share);
     return { ellipse: gaussian && gaussianContour(map, width, level, gaussian), level, dashed };
@@ -133,21 +129,9 @@ export function linesOf(payload: Payload, place: HeadQuery, values: Float64Array
 }
 
 /** Return the Gaussian of a position-only head around a query; null if the head is not a Gaussian. */
-function gaussianOf(
-  payload: Payload,
-  { layer, head }: HeadQuery,
-  time: number,
-  query: readonly [number, number],
-): Gaussian | null {
-  const { kind, heads } = payload.manifest.layers[layer]!;
-  const centres = payload.of(layer, "centres");
-  const precision = payload.of(layer, "precision");
-  if (kind !== "positions" || centres === null || precision === null) return null;
-  const at = time * heads + head;
-  return {
-    centre: [query[0] + centres.data[2 * at]!, query[1] + centres.data[2 * at + 1]!],
-    precision: precision.data.subarray(4 * at, 4 * at + 4),
-  };
+function gaussianOf(payload: Payload, { layer, head }: HeadQuery, time: number, query: readonly [number, number]): Gaussian | null {
+  const found = gaussianAt(payload, layer, head, time);
+  return found && { ...found, centre: [query[0] + found.centre[0], query[1] + found.centre[1]] };
 }
 
 export interface Drawn {
@@ -181,7 +165,7 @@ export function drawMap(context: CanvasRenderingContext2D, sheet: Sheet, index: 
   }
   if (lines.centre) pen.cross(lines.centre);
   if (lines.key) pen.square(lines.key, LINE);
-  pen.square(lines.query, MARK);
+  if (lines.query) pen.square(lines.query, MARK);
   context.restore();
 }
 

@@ -4,7 +4,7 @@ import { START, type State, type View, fromHash, toHash, viewIn } from "./state"
 const PAUSE = 250; // milliseconds
 
 /** Whether the page has a URL that it can change; a page in a notebook's srcdoc frame has none. */
-const addressed = (): boolean => ["file:", "http:", "https:"].includes(location.protocol);
+export const addressed = (): boolean => ["file:", "http:", "https:"].includes(location.protocol);
 
 /** Return the visitor's location: each new location is an entry in the browser's history. */
 const placeOf = ({ view, article }: State): string => (view === "article" ? `${view} ${article.step}` : view);

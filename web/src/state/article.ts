@@ -6,8 +6,13 @@ import { ALPHA } from "./bench";
 import { clamped, read, written } from "./slice";
 
 export interface ArticleState {
+  /** 0 for the opening, then the steps from 1. */
   readonly step: number;
-  /** (row, column) of the query; clamped in figures with smaller images. */
+  /** Whether the opening plays; otherwise it shows the time `progress` (0 to 1) of `round`. */
+  readonly playing: boolean;
+  readonly progress: number;
+  readonly round: number;
+  /** (row, column) of the query, clamped in figures with smaller images; empty for the middle. */
   readonly query: readonly number[];
   /** Whether the query is locked: it then ignores pointer movements. */
   readonly frozen: boolean;
@@ -34,6 +39,9 @@ export interface ArticleState {
 }
 
 const COMMON: Omit<ArticleState, "step"> = {
+  playing: true,
+  progress: 0,
+  round: 0,
   query: [10, 13],
   frozen: false,
   shifts: 9,
@@ -52,16 +60,16 @@ const COMMON: Omit<ArticleState, "step"> = {
 /** Largest distance of the head's centre from its query along an axis, in pixels. */
 export const FARTHEST_CENTRE = 4;
 /** Largest weight of content in the last step. */
-export const MOST_CONTENT = 100;
+export const MOST_CONTENT = 400;
 const TAPS = 9;
 const LARGEST_GRID = 64;
 
-const legal = (step: number): number => clamped(step, 0, STEPS.length - 1, 1);
+const legal = (step: number): number => clamped(step, 0, STEPS.length, 1);
 
 /** Return the initial state of a step. */
 export function atStep(step: number): ArticleState {
   const number = legal(step);
-  return { ...COMMON, ...STEPS[number]!.settings, step: number };
+  return { ...COMMON, ...STEPS[number - 1]?.settings, step: number };
 }
 
 export const ARTICLE: ArticleState = atStep(0);
@@ -84,7 +92,9 @@ export function checkedArticle(state: ArticleState): ArticleState {
   return {
     ...state,
     step,
-    query: [0, 1].map((axis) => clamped(state.query[axis] ?? 0, 0, LARGEST_GRID - 1, 1)),
+    query: state.query.length === 2 ? state.query.map((place) => clamped(place, 0, LARGEST_GRID - 1, 1)) : [],
+    progress: clamped(state.progress, 0, 1),
+    round: clamped(state.round, 0, 999, 1),
     shifts: clamped(state.shifts, 1, TAPS, 1),
     shuffle: clamped(state.shuffle, 0, 999, 1),
     terms: [0, 1, 2, 3].map((term) => (state.terms[term] === 0 ? 0 : 1)),

@@ -1,7 +1,7 @@
 /** State of the theorem workbench, and its example settings. */
 import { BORDERS } from "../core/grid";
 import { KERNELS } from "../core/kernels";
-import { PICTURES, SIZES } from "../core/images";
+import { PHOTOGRAPHS, SIZES } from "../core/photographs";
 import { clamped } from "./slice";
 
 export interface BenchState {
@@ -10,9 +10,9 @@ export interface BenchState {
   /** 3 or 5 taps along each axis. */
   readonly width: number;
   readonly taps: readonly number[];
-  /** Name of a built-in image, or "own" for the visitor's image. */
+  /** Name of a photograph, or "own" for the visitor's image. */
   readonly picture: string;
-  /** Pixels along each side of a built-in image. */
+  /** Pixels along each side of a photograph. */
   readonly size: number;
   /** Sharpness of the heads in 1 / pixel^2. */
   readonly alpha: number;
@@ -28,15 +28,13 @@ export interface BenchState {
   readonly query: readonly number[];
   /** Whether the query is locked: it then ignores pointer movements. */
   readonly frozen: boolean;
-  /** Whether the difference has its own colour scale or that of the outputs. */
-  readonly ownScale: boolean;
 }
 
 export const BENCH: BenchState = {
   kernel: "sharpen",
   width: 3,
   taps: [],
-  picture: "disc",
+  picture: "cat",
   size: 48,
   alpha: 2,
   offsets: [],
@@ -47,7 +45,6 @@ export const BENCH: BenchState = {
   head: 3,
   query: [16, 20],
   frozen: false,
-  ownScale: true,
 };
 
 export const ALPHA = { low: 0.1, high: 50, hard: 40, trained: 1 } as const;
@@ -86,7 +83,7 @@ export function checkedBench(state: BenchState): BenchState {
     kernel: kernel === "free" && state.taps.length !== heads ? BENCH.kernel : kernel,
     width,
     taps: kept(state.taps, heads).map((weight) => clamped(weight, -LARGEST_WEIGHT, LARGEST_WEIGHT)),
-    picture: oneOf([...PICTURES, "own"], state.picture, BENCH.picture),
+    picture: oneOf([...PHOTOGRAPHS, "own"], state.picture, BENCH.picture),
     size,
     alpha: clamped(state.alpha, ALPHA.low, ALPHA.high),
     offsets: kept(state.offsets, 2 * heads).map((offset) => clamped(offset, -FARTHEST, FARTHEST)),

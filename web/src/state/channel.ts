@@ -11,7 +11,7 @@ import { type Choice, carried, choiceFor, finest, nearestStored, queryIn } from 
 import type { Payload } from "../core/payload";
 import type { Part } from "../core/rows";
 import { isRecord } from "../core/safetensors";
-import type { ModelState } from "./model";
+import { MODEL, type ModelState } from "./model";
 
 export const TELLS = "attnconv-selection";
 export const ASKS = "attnconv-select";
@@ -35,7 +35,8 @@ export function notebook(): Window | null {
 
 export function selectionOf(payload: Payload, model: ModelState): Selection {
   const { layers } = payload.manifest;
-  const layer = Math.min(model.layer, layers.length - 1);
+  const enlarged = model.other ? MODEL : model; // the notebook does not have the second model
+  const layer = Math.min(enlarged.layer, layers.length - 1);
   const { heads, sizes } = layers[layer]!;
   const grid = finest(payload);
   const [row, column] = carried(queryIn(model.query, grid), grid, sizes);
@@ -43,7 +44,7 @@ export function selectionOf(payload: Payload, model: ModelState): Selection {
   const { image, mean, time, part }: Choice = choiceFor(payload, { ...model, part: model.part as Part });
   return {
     layer,
-    head: Math.min(model.head, heads - 1),
+    head: Math.min(enlarged.head, heads - 1),
     query: [Math.floor(token / sizes[1]), token % sizes[1]],
     image: mean ? null : image,
     time,
@@ -67,13 +68,13 @@ export function changeAsked(payload: Payload, data: unknown): Partial<ModelState
   const { heads, sizes } = payload.manifest.layers[layer]!;
   if (head !== undefined) {
     if (!isIndex(head, heads)) return null;
-    [change.layer, change.head, change.zoomed, change.key] = [layer, head, true, []];
+    [change.layer, change.head, change.zoomed, change.other, change.key] = [layer, head, true, false, []];
   }
   if (query !== undefined) {
     if (!Array.isArray(query) || query.length !== 2) return null;
     const [row, column]: unknown[] = query; // an array may have holes, which array methods skip
     if (!isIndex(row, sizes[0]) || !isIndex(column, sizes[1])) return null;
-    [change.query, change.frozen] = [carried([row, column], sizes, finest(payload)), true];
+    [change.query, change.frozen, change.prefix] = [carried([row, column], sizes, finest(payload)), true, -1];
   }
   return change;
 }

@@ -1,9 +1,15 @@
-/** Loading of the payload: embedded in the page, or from the server. */
+/** Loading of payloads: embedded in the page, from the server, or from scripts next to the page. */
+import { isRecord } from "../core/safetensors";
+
+const embedded = (): string => document.getElementById("attnconv-payload")?.textContent?.trim() ?? "";
+
+/** Whether a payload may come with the page. */
+export const expectsPayload = (): boolean => served() || embedded() !== "";
 
 /** Return the payload's bytes, or null if there is none. */
 export async function findPayload(): Promise<ArrayBuffer | null> {
-  const embedded = document.getElementById("attnconv-payload")?.textContent?.trim();
-  if (embedded) return fromBase64(embedded);
+  const text = embedded();
+  if (text) return fromBase64(text);
   return served() ? fetchPayload() : null;
 }
 
@@ -55,4 +61,55 @@ function fromBase64(text: string): ArrayBuffer {
     throw new Error("payload: must be embedded in the page as base64. Export the page again.");
   }
   return Uint8Array.from(decoded, (letter) => letter.charCodeAt(0)).buffer;
+}
+
+/** A model that came with the page, in a script next to it. */
+export interface ListedModel {
+  readonly title: string;
+  /** Address of the script, relative to the page. */
+  readonly file: string;
+}
+
+const SCRIPT = /^(?:[\w-]+\/)*([\w-]+)\.js$/;
+
+/** Return the models that came with the page; entries that are not scripts next to it are ignored. */
+export function listedModels(): ListedModel[] {
+  let found: unknown = [];
+  try {
+    found = JSON.parse(document.getElementById("attnconv-models")?.textContent ?? "[]");
+  } catch {
+    // no models
+  }
+  const valid = (entry: unknown): entry is ListedModel =>
+    isRecord(entry) && typeof entry["title"] === "string" && typeof entry["file"] === "string" && SCRIPT.test(entry["file"]);
+  return Array.isArray(found) ? found.filter(valid) : [];
+}
+
+const models = new Map<string, Promise<ArrayBuffer>>();
+const given = new Map<string, string>();
+Object.assign(globalThis, { attnconvModel: (name: string, payload: string) => given.set(name, payload) });
+
+/** Load the payload of a listed model. Its script calls `attnconvModel(name, payload)`: pages on disk cannot fetch files. */
+export function loadModel(file: string): Promise<ArrayBuffer> {
+  const known = models.get(file);
+  if (known) return known;
+  const loading = new Promise<ArrayBuffer>((resolve, reject) => {
+    const script = document.createElement("script");
+    const failed = (): void => {
+      models.delete(file); // so that the visitor can try again
+      reject(new Error(`The file ${file} next to this page could not be loaded, or is not a model.`));
+    };
+    script.onerror = failed;
+    script.onload = () => {
+      const name = SCRIPT.exec(file)?.[1] ?? "";
+      const payload = given.get(name);
+      given.delete(name);
+      if (payload === undefined) failed();
+      else resolve(fromBase64(payload));
+    };
+    script.src = file;
+    document.head.append(script);
+  });
+  models.set(file, loading);
+  return loading;
 }

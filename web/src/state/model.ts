@@ -7,10 +7,14 @@ export interface ModelState {
   readonly layer: number;
   readonly head: number;
   readonly zoomed: boolean;
+  /** Whether the enlarged head is one of the second model. */
+  readonly other: boolean;
   /** (row, column) on the finest grid of the payload; empty for its middle. */
   readonly query: readonly number[];
   /** Whether the query is locked: it then ignores pointer movements. */
   readonly frozen: boolean;
+  /** Index of the class token or register that is the query; -1 if the query is a token of the image. */
+  readonly prefix: number;
   /** (row, column) of the key in the formula, on its layer's grid; empty for the strongest key. */
   readonly key: readonly number[];
   /** Scores that enter the softmax: one of `PARTS`. */
@@ -20,16 +24,18 @@ export interface ModelState {
   readonly image: number;
   /** Whether the maps show the mean over all images or one image. */
   readonly mean: boolean;
-  /** Whether all maps share one colour scale. */
-  readonly common: boolean;
   readonly centres: boolean;
   /** Whether contours of 50% (`half`) and 90% (`most`) of the probability are shown. */
   readonly half: boolean;
   readonly most: boolean;
   /** Whether the maps show only the tokens around the query. */
   readonly near: boolean;
-  /** Index of the training snapshot; -1 for the last. */
+  /** Index of the training snapshot, between two snapshots while the film plays; -1 for the last. */
   readonly time: number;
+  /** File of the page's own model that is shown; empty for the payload that came with the page or was opened. */
+  readonly own: string;
+  /** The same for the second model; empty if there is none or it was opened by the visitor. */
+  readonly second: string;
   /** Sort column of the table of heads; empty for the model's order. */
   readonly sort: string;
   readonly down: boolean;
@@ -42,19 +48,22 @@ export const MODEL: ModelState = {
   layer: 0,
   head: 0,
   zoomed: false,
+  other: false,
   query: [],
   frozen: false,
+  prefix: -1,
   key: [],
   part: "both",
   softmax: true,
   image: 0,
   mean: false,
-  common: false,
   centres: true,
   half: false,
   most: true,
   near: false,
   time: -1,
+  own: "",
+  second: "",
   sort: "",
   down: true,
   layerSort: "",
@@ -75,6 +84,7 @@ export function checkedModel(state: ModelState): ModelState {
     key: place(state.key),
     part: PARTS.find((part) => part === state.part) ?? MODEL.part,
     image: clamped(state.image, 0, LARGEST, 1),
-    time: clamped(state.time, -1, LARGEST, 1),
+    prefix: clamped(state.prefix, -1, LARGEST, 1),
+    time: state.time < 0 ? -1 : clamped(state.time, 0, LARGEST),
   };
 }

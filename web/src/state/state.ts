@@ -4,7 +4,7 @@ import { BENCH, type BenchState, checkedBench } from "./bench";
 import { MODEL, type ModelState, checkedModel } from "./model";
 import { read, written } from "./slice";
 
-export const VIEWS = ["bench", "model", "article"] as const;
+export const VIEWS = ["article", "model", "bench"] as const;
 export type View = (typeof VIEWS)[number];
 
 export interface State {

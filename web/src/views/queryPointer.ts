@@ -1,3 +1,4 @@
+import { queryIn } from "../core/maps";
 import type { How } from "./gridPointer";
 
 /** A query, and whether it is locked. */
@@ -16,19 +17,13 @@ export interface Pointing {
 
 export const HINT = "Arrow keys move the query, by 5 with Shift. Enter locks it.";
 
-/** Clamp `query` to a grid. */
-export const within = (query: readonly number[], sizes: readonly [number, number]): [number, number] => [
-  Math.min(query[0] ?? 0, sizes[0] - 1),
-  Math.min(query[1] ?? 0, sizes[1] - 1),
-];
-
 /** Return the actions for an image; `stride` is the distance of neighbouring queries in pixels. */
 export function pointing(
   state: Pointed,
   change: (changed: Partial<Pointed>) => void,
   { sizes, stride = 1 }: { sizes: readonly [number, number]; stride?: number },
 ): Pointing {
-  const query = within(state.query, sizes);
+  const query = queryIn(state.query, sizes);
   const freeze = (): void => change({ frozen: !state.frozen });
   const to = (at: number, by: number, size: number): number => Math.min(Math.max(at + by, 0), size - 1);
   return {
