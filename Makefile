@@ -11,7 +11,7 @@ HOOK := --jaxtyping-packages=attnconv,beartype.beartype
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check web page verify docs format install together unit doctests compile verify-tenth cli-reference clean web-tests
+.PHONY: help demo test check web page verify docs format install together unit doctests compile verify-tenth cli-reference clean site web-tests
 
 help:  ## list the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 16
@@ -83,6 +83,9 @@ verify: $(STAMP)  ## repeat the measurements behind the claims on exactness, tra
 
 docs: $(STAMP)  ## build the documentation in docs/_build/html; warnings are errors
 	$(BIN)/sphinx-build -W --keep-going -q -b html docs docs/_build/html
+
+site: page  ## build the documentation with the live page: docs/_build/html can be served by any static host
+	@$(MAKE) --no-print-directory docs
 
 cli-reference: $(STAMP)  ## regenerate docs/cli.md from the help of all commands
 	$(BIN)/python docs/generate_cli.py

@@ -11,6 +11,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "src"))
 
 import attnconv  # noqa: E402
+from attnconv.explorer.html_page import BUILT  # noqa: E402
 
 project = "attnconv"
 author = "attnconv contributors"
@@ -87,7 +88,16 @@ def render_notebooks(_app: Any) -> None:
         subprocess.run([sys.executable, script, path, folder], check=True, env=environment)
 
 
+def write_page(app: Any, error: Exception | None) -> None:
+    """Write the explorer's page with its models into the documentation, which is then a complete site."""
+    if error is None and app.tags.has("page"):
+        subprocess.run([sys.executable, ROOT / "docs" / "write_page.py", Path(app.outdir) / "page"], check=True)
+
+
 def setup(app: Any) -> None:
-    """Register the rendering of notebooks, and the docstring filter, which must run before napoleon."""
+    """Register the rendering of notebooks, the page, and the docstring filter, which must run before napoleon."""
+    if BUILT.is_file():
+        app.tags.add("page")
     app.connect("builder-inited", render_notebooks)
+    app.connect("build-finished", write_page)
     app.connect("autodoc-process-docstring", plain_text, priority=400)

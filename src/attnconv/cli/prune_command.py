@@ -62,7 +62,7 @@ def _prune(arguments: Arguments) -> None:
     loaded = load(arguments.model)
     before = loaded.settings
     if not isinstance(before, AttentionSettings):
-        raise ValueError(bad("MODEL", "must be one of the paper's attention models", loaded.source))
+        raise ValueError(bad("MODEL", "must be an attention model without stages", loaded.source))
     layers = attention_layers(loaded.model)
     removed = {name: degenerate_heads(layer, arguments.criterion) for name, layer in layers.items()}
     if empty := [name for name, layer in layers.items() if len(removed[name]) == layer.heads]:

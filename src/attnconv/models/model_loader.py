@@ -147,7 +147,7 @@ def checkpoint_file(path: Path) -> Path:
     for name in RUN_WEIGHTS:
         if (path / name).is_file():
             return path / name
-    requirement = f"must be a folder with {', '.join(RUN_WEIGHTS[:-1])} or {RUN_WEIGHTS[-1]}"
+    requirement = f"must be a run folder with {' or '.join(RUN_WEIGHTS)}"
     fix = "A run writes its first checkpoint at the end of its first epoch."
     raise FileNotFoundError(bad("model", requirement, path, fix))
 

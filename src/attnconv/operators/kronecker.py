@@ -33,6 +33,7 @@ from attnconv.operators.base import (
     Queries,
     Weights,
     full_precision,
+    has_values,
     product_dtype,
     query_indices,
     score_dtype,
@@ -125,7 +126,7 @@ def contract_factors(x: Images, weight: Weights, factors: Sequence[Factor], *, s
     dtype = product_dtype(x)
     x, weight = x.to(dtype), weight.to(dtype)
     with full_precision(x.device):
-        if smooth and not block_sizes.are_short(factors):
+        if smooth and has_values(x) and not block_sizes.are_short(factors):
             return _smooth_contraction(x, weight, *factors)
         return _contraction(x, weight, *(factor.to(dtype) for factor in factors))
 
