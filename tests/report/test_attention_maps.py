@@ -45,15 +45,16 @@ def test_the_note_claims_an_order_only_where_there_is_one() -> None:
         assert ("sorted by their largest probability" in " ".join(texts.split())) is claimed
 
 
-def test_a_nearly_uniform_head_is_pale_and_the_note_says_so() -> None:
+def test_a_nearly_uniform_head_is_dark_and_the_note_says_so() -> None:
     maps = np.full((2, 4, 4), 1 / 16)
     maps[1] = np.eye(16)[5].reshape(4, 4)
     figure = draw_attention_maps([LayerMaps("layer 0", maps, (0.0, 0.0))], title="t")
-    sharp, pale = figure.axes[0].images
-    assert (sharp.get_clim(), pale.get_clim()) == ((0.0, 1.0), (0.0, 0.25))
-    shade = pale.to_rgba(np.array([1 / 16]))[0, :3]
-    assert shade.min() > 0.7  # a quarter of the way from white to dark blue
-    assert "nearly uniform heads are pale" in " ".join(" ".join(t for t, _ in text_boxes(figure)).split())
+    sharp, uniform = figure.axes[0].images
+    assert sharp.get_clim() == uniform.get_clim() == (1.0, 16.0)  # times uniform
+    colours = matplotlib.colormaps["cividis"]
+    assert set(map(tuple, uniform.to_rgba(uniform.get_array()).reshape(-1, 4).tolist())) == {colours(0.0)}
+    assert set(map(tuple, sharp.to_rgba(sharp.get_array()).reshape(-1, 4).tolist())) == {colours(0.0), colours(1.0)}
+    assert "nearly uniform heads are dark" in " ".join(" ".join(t for t, _ in text_boxes(figure)).split())
 
 
 def test_labels_name_heads_and_peaks() -> None:
@@ -70,12 +71,12 @@ def test_labels_name_heads_and_peaks() -> None:
 
 
 def colours_within(figure: Figure, shape: tuple[int, int]) -> FloatArray:
-    """Return the bitmap's colours in each pixel of the only map; red decreases as probability grows."""
+    """Return the bitmap's colours in each pixel of the only map."""
     written = io.BytesIO()
     figure.savefig(written, format="png", dpi=figure.dpi)
     written.seek(0)
     bitmap = np.asarray(matplotlib.image.imread(written))
-    (axes,) = figure.axes
+    axes = figure.axes[0]
     box = axes.patches[0].get_window_extent()
     rows, columns = ((np.arange(count) + 0.3) / count for count in shape)  # off-centre, beyond the query's frame
     y, x = bitmap.shape[0] - box.y1 + rows * box.height, box.x0 + columns * box.width
@@ -85,11 +86,12 @@ def colours_within(figure: Figure, shape: tuple[int, int]) -> FloatArray:
 def test_zoom_centres_on_the_query_and_leaves_the_outside_blank() -> None:
     maps = LayerMaps("layer 0", np.arange(1.0, 37.0).reshape(1, 6, 6) / 36.0, (0.0, 5.0))
     figure = draw_attention_maps([maps], title="t", zoom=3)
-    np.testing.assert_allclose(figure.axes[0].images[0].get_clim(), (0.0, 1.0))  # of the whole map
+    assert figure.axes[0].images[0].get_clim() == (1.0, 36.0)
     grey = np.array(to_rgb("#eef0f2")) * 255
-    blues = matplotlib.colormaps["Blues"](np.array([[5, 6], [11, 12]]) / 36)[..., :3] * 255
+    shades = np.log(np.array([[5, 6], [11, 12]])) / np.log(36)
+    colours = matplotlib.colormaps["cividis"](shades)[..., :3] * 255
     expected = np.broadcast_to(grey, (3, 3, 3)).copy()
-    expected[1:, :2] = blues
+    expected[1:, :2] = colours
     np.testing.assert_allclose(colours_within(figure, (3, 3)), expected, atol=1.5)
 
 

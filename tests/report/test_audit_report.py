@@ -138,7 +138,7 @@ class TestFigures:
         (layer,) = of_axes(SelfAttention1d(3, 3, heads=3), 30).layers
         figure = draw_profiles(layer, title="one axis")
         assert (overlaps(figure), outside(figure)) == ([], [])
-        assert len(figure.axes) == 3
+        assert len(figure.axes) == 3 + 1  # and the legend
 
     def test_three_axes_are_refused(self) -> None:
         (layer,) = of_axes(SelfAttention3d(3, 3, heads=2), 4, 5, 6).layers
@@ -159,7 +159,7 @@ class TestFigures:
 
 class TestReach:
     def limits(self, layer: LayerAudit) -> set[tuple[tuple[float, float], tuple[float, float]]]:
-        return {(axes.get_xlim(), axes.get_ylim()) for axes in draw_profiles(layer, title="reach").axes}
+        return {(axes.get_xlim(), axes.get_ylim()) for axes in draw_profiles(layer, title="reach").axes[:-1]}
 
     def test_shows_the_taps_of_a_convolution_without_padding(self) -> None:
         model = nn.Sequential(from_conv(nn.Conv2d(3, 4, 9)))
@@ -177,9 +177,9 @@ class TestReach:
 
     def test_a_panel_shows_the_profile_of_its_head(self, found: Audit) -> None:
         layer = found.layers[1]
-        shown = {axes.get_title(): axes.images[0] for axes in draw_profiles(layer, title="profiles").axes}
+        shown = {axes.get_title(): axes.images[0] for axes in draw_profiles(layer, title="profiles").axes[:-1]}
         for head, mass in enumerate(layer.statistics.profile.mass.numpy()):
             image = shown[f"head {head}"]
-            np.testing.assert_array_equal(np.asarray(image.get_array()), mass)
-            assert image.get_clim() == (0, max(mass.max(), 4 / 204))
+            np.testing.assert_array_equal(np.asarray(image.get_array()), 204 * mass)
+            assert image.get_clim() == (1, 204)
             assert tuple(image.get_extent()) == (-6.5, 6.5, 8.5, -8.5)  # 17 x 12 tokens

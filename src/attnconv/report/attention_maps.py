@@ -1,7 +1,4 @@
-"""Figures 5 to 10: attention probabilities of every head (columns) in every layer (rows), for one query.
-
-Concentrated and spread-out heads need different colour scales, so each map has its own (`darkest`).
-"""
+"""Figures 5 to 10: attention probabilities of every head (columns) in every layer (rows), for one query."""
 
 import math
 from collections.abc import Sequence
@@ -16,13 +13,13 @@ from matplotlib.transforms import Bbox, BboxTransform
 from attnconv._util.errors import bad
 from attnconv.inspect.chosen_queries import QueryMaps
 from attnconv.report.figure_style import (
+    ATTENTION,
     FAINT,
     GRID,
     INK,
-    PALE,
     FloatArray,
     PanelGrid,
-    darkest,
+    attention_scale,
     house_style,
     mark_query,
     printable,
@@ -34,8 +31,8 @@ _NUMBERS = 0.5  # minimum width of a map, for the two labels above it
 _WIDEST = 14.1  # maximum width of a line of maps
 _QUERY = 0.05  # minimum side of the frame around the query, relative to the side of the map
 _NOTE = (
-    "Above each map: head index (from 0) and largest probability. Colours range from 0 to the largest probability, or "
-    f"to {PALE} / (number of positions) if that is larger: nearly uniform heads are pale. Black frame: the query."
+    "Above each map: head index (from 0) and largest probability. Colours: probability times the number of positions, "
+    "on a logarithmic scale; nearly uniform heads are dark. Black frame: the query."
 )
 _SORTED = " Heads are sorted by their largest probability."
 
@@ -78,7 +75,7 @@ def draw_attention_maps(
     Args:
         layers: Maps of each layer, in order; layers may differ in their numbers of heads and positions.
         title: Title of the figure.
-        zoom: Odd side, in positions, of a window around the query; None for all. Colours are scaled to the whole map.
+        zoom: Odd side, in positions, of a window around the query; None for all.
         orders: Head indices of each layer in the order to show; None sorts heads by largest probability, descending.
         picture: Image to show above the maps, (height, width, 3) with values in [0, 1]; None for no image.
 
@@ -108,7 +105,8 @@ def draw_attention_maps(
     widths, heights, gap = [width] * columns, [*above, *(size[1] for _, _, size, _ in lines)], (_GAP, _LABEL + _GAP)
     note = _NOTE + _SORTED * (chosen == by_peak)
     note += "" if zoom is None else f" Blank map: the head attends outside these {zoom} x {zoom} positions."
-    grid = PanelGrid(widths, heights, title=title, note=note, gap=gap, left=0.72, above=_LABEL)
+    grid = PanelGrid(widths, heights, title=title, note=note, gap=gap, left=0.72, above=_LABEL, below=0.5)
+    scale = attention_scale(max(layer.maps[0].size for layer in layers))
     # All maps are artists of one Axes: an Axes for each map would take three times as long.
     page = grid.figure.add_axes((0.0, 0.0, 1.0, 1.0), autoscale_on=False)
     page.set_axis_off()
@@ -121,13 +119,13 @@ def draw_attention_maps(
         boxes = [grid.box(row, column, size, anchor="W") for column in range(len(order))]
         for head, box in zip(order, boxes, strict=True):
             largest = float(layer.maps[head].max())  # NaN if any probability is NaN
-            shown = layer.maps[head] if math.isfinite(largest) else None
-            keys = layer.maps[head].size
-            _show(page, shown, layer, zoom, box, cmap="Blues", vmin=0.0, vmax=darkest(largest, keys))
+            shown = layer.maps[head] * layer.maps[head].size if math.isfinite(largest) else None
+            _show(page, shown, layer, zoom, box, cmap=ATTENTION, norm=scale)
             page.annotate(str(head), (box.x0, box.y1), (0.0, 3.0), color=INK, **at)
             peak = "NaN" if shown is None else f"{largest:.0%}" if largest >= 0.0995 else f"{largest:.1%}"
             page.annotate(peak, (box.x1, box.y1), (0.0, 3.0), color=FAINT, ha="right", **at)
         _label(page, name, boxes[0])
+    grid.add_legend(scale)
     return grid.figure
 
 

@@ -19,12 +19,12 @@ from attnconv._util.errors import bad
 from attnconv.inspect.auditing import KERNEL, Audit, LayerAudit
 from attnconv.models.preset_tables import Table
 from attnconv.report.figure_style import (
+    ATTENTION,
     FAINT,
     GRID,
-    PALE,
     PanelGrid,
+    attention_scale,
     colour_of,
-    darkest,
     house_style,
     mark_query,
     nearly_uniform,
@@ -56,8 +56,8 @@ _COLUMNS = 6
 _LEAST_REACH, _MOST_REACH = 3, 7  # panels of 7 x 7 to 15 x 15 shifts
 _NOTE = (
     "Each panel shows the shifts around the query (black frame), in positions, row shifts downwards. Colours show the "
-    f"mean attention at each shift, from 0 to the largest value of the head (printed below), or to {PALE} / (number of "
-    "positions) if that is larger: nearly uniform heads are pale. The orange frame marks the largest value."
+    "mean attention at each shift times the number of positions, on a logarithmic scale; nearly uniform heads are "
+    "dark. The orange frame marks the largest value, which is printed below."
 )
 _SCORE_TEXT = (
     "The convolution score is the share of the attention that a convolution with one tap per head accounts for, "
@@ -207,7 +207,7 @@ def _heads(found: Audit, figures: FigureFolder) -> Section:
         best = zip(layer.statistics.best_shift.tolist(), masses, strict=True)
         words = ", ".join(f"head {head}: {mass:.2f} at {tuple(shift)}" for head, (shift, mass) in enumerate(best))
         alt = f"Mean attention at each shift in {layer.name}. {words}."
-        caption = f"{layer.name}: heads sorted by their largest mean attention; each panel has its own colour scale."
+        caption = f"{layer.name}: heads sorted by their largest mean attention."
         keys = layer.statistics.profile.key_count
         if pale := [str(head) for head, mass in enumerate(masses) if nearly_uniform(mass, keys)]:
             caption += f" Nearly uniform heads (less than 2/{keys} at every shift): {', '.join(pale)}."
@@ -287,11 +287,12 @@ def draw_profiles(layer: LayerAudit, *, title: str) -> Figure:
     columns = min(_COLUMNS, len(order))
     height = _PANEL * min(1.0, (bottom - top + 1) / (right - left + 1))
     widths, heights = [_PANEL] * columns, [height] * math.ceil(len(order) / columns)
-    grid = PanelGrid(widths, heights, title=title, note=_NOTE, gap=(0.3, 0.6), left=0.4, above=0.2, below=0.4)
+    grid = PanelGrid(widths, heights, title=title, note=_NOTE, gap=(0.3, 0.6), left=0.4, above=0.2, below=0.85)
+    scale = attention_scale(profile.key_count)
     for place, head in enumerate(order):
         axes = grid.add(*divmod(place, columns))
         extent = (back - 0.5, on + 0.5, down + 0.5, up - 0.5)
-        axes.imshow(shown[head], cmap="Blues", vmin=0, vmax=darkest(mass[head], profile.key_count), extent=extent)
+        axes.imshow(shown[head] * profile.key_count, cmap=ATTENTION, norm=scale, extent=extent)
         mark_query(axes, (0.0, 0.0))
         where = "(nearly uniform)"
         if not nearly_uniform(mass[head], profile.key_count):
@@ -304,4 +305,5 @@ def draw_profiles(layer: LayerAudit, *, title: str) -> Figure:
         axes.set(xlim=(left - 0.5, right + 0.5), ylim=(bottom + 0.5, top - 0.5))
         axes.set(xticks=sorted({left, 0, right}), yticks=sorted({top, 0, bottom}))
         axes.tick_params(labelsize=6.5, length=2.0, pad=1.5, labelleft=place % columns == 0)
+    grid.add_legend(scale)
     return grid.figure

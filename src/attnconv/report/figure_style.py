@@ -15,6 +15,7 @@ import matplotlib.style
 import numpy as np
 import numpy.typing as npt
 from matplotlib.axes import Axes
+from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from matplotlib.font_manager import findfont, get_font
 from matplotlib.patches import Rectangle
@@ -32,7 +33,8 @@ INK = "#1b1f24"
 FAINT = "#6a737d"
 GRID = "#d9dde2"
 
-PALE, UNIFORM = 4, 2  # thresholds of `darkest` and `nearly_uniform`, as multiples of the uniform probability
+ATTENTION = "cividis"  # colour map of attention
+UNIFORM = 2  # threshold of `nearly_uniform`, as a multiple of the uniform probability
 
 # Nine hues that are safe for colour-blind readers: blue, vermilion, green, pink, orange and sky (Okabe and Ito), wine,
 # indigo and olive (Tol). Combined with eight marker shapes, they repeat after 72 heads.
@@ -68,11 +70,6 @@ _STYLE: dict[str, object] = {
 
 house_style = partial(matplotlib.style.context, ["default", _STYLE])
 """Context manager and decorator that applies matplotlib's defaults and the style of the reports."""
-
-
-def darkest(largest: float, keys: int) -> float:
-    """Return the probability of a map's darkest colour: the map's maximum, or `PALE` / keys if that is larger."""
-    return max(largest, min(1.0, PALE / keys))
 
 
 def nearly_uniform(largest: float, keys: int) -> bool:
@@ -123,8 +120,9 @@ class PanelGrid:
         inner = sum(widths) + gap[0] * (len(widths) - 1)
         width = max(left + inner + _RIGHT, _NARROWEST)
         heading, footer = printable(title, width=int(10.5 * width - 4)), printable(note, width=int(17 * width - 5))
+        self.footer = 0.2 + 0.15 * (1 + footer.count("\n"))  # height of the note
         top = 0.25 + 0.2 * (1 + heading.count("\n")) + above
-        bottom = below + (0.2 + 0.15 * (1 + footer.count("\n")) if note else 0.1)
+        bottom = below + (self.footer if note else 0.1)
         height = top + sum(heights) + gap[1] * (len(heights) - 1) + bottom
         self.figure = Figure(figsize=(width, height))
         self.figure.suptitle(heading, y=1.0 - 0.14 / height, va="top", linespacing=1.2)
@@ -146,6 +144,21 @@ class PanelGrid:
     def add(self, row: Span, column: Span, size: Size | None = None, *, anchor: Anchor = "C") -> Axes:
         """Add axes without ticks to a cell; see `box`."""
         return self.figure.add_axes(self.box(row, column, size, anchor=anchor).bounds, xticks=[], yticks=[])
+
+    def add_legend(self, scale: LogNorm) -> None:
+        """Draw the colours of attention above the note, in a margin (`below`) of at least 0.45 inches."""
+        width, height = self.figure.get_size_inches()
+        axes = self.figure.add_axes((0.5 - 1.0 / width, (self.footer + 0.2) / height, 2.0 / width, 0.11 / height))
+        axes.imshow(np.linspace(0, 1, 256)[None], cmap=ATTENTION, aspect="auto", extent=(0, 1, 0, 1))
+        times = [4**power for power in range(12) if 4**power <= scale.vmax]
+        axes.set_xticks([float(scale(value)) for value in times], [f"{value}x" for value in times])
+        axes.set_yticks([0.5], ["times uniform"])
+        axes.tick_params(length=0, pad=2, labelsize=7.0)
+
+
+def attention_scale(keys: int) -> LogNorm:
+    """Return the scale of probabilities times `keys`, from 1 (uniform or less) to `keys` (all on one key)."""
+    return LogNorm(1.0, max(keys, 2), clip=True)
 
 
 def mark_query(axes: Axes, query: Sequence[float | int], size: Sequence[float] = (1.0, 1.0), **options: Any) -> None:

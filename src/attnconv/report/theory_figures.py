@@ -25,13 +25,13 @@ from attnconv.report.figure_style import (
     FloatArray,
     PanelGrid,
     colour_of,
-    darkest,
     house_style,
     mark_query,
 )
 from attnconv.theory.expressibility import Factorisation
 
 _TALLEST, _WIDEST = 4.6, 4.2  # inches: maximum size of one matrix
+_PALE = 4  # the darkest colour is at least this multiple of the uniform probability
 _CELL = 0.24  # maximum height of a row, and maximum width of a key
 _SLOT = 1.55  # minimum width of a matrix's column, for its title
 _HEADING = 0.46
@@ -64,7 +64,7 @@ def draw_mixture(maps: Any, query: tuple[int, int], *, centres: Sequence[tuple[f
         raise ValueError(bad("centres", f"must contain one shift per head ({len(heads)})", len(centres)))
     widths, heights = [_IMAGE, _MAP, _MATRIX, 0.9], [max(_MAP, _IMAGE / len(heads) - 0.32)] * len(heads)
     grid = PanelGrid(widths, heights, title=title, note=_NOTE, gap=(0.9, 0.32), left=0.3, above=0.4, below=0.25)
-    shares = heads / np.array([darkest(float(head.max()), head.size) for head in heads])[:, None, None]
+    shares = heads / np.maximum(heads.max((1, 2)), _PALE / heads[0].size)[:, None, None]
     _draw_image(grid.add(slice(None), 0, (_IMAGE, _IMAGE)), shares, query)
     output = grid.add(slice(None), 3, _OUTPUT)  # the output's channels, with the summation sign to their left
     output.set(xlim=(0, 1), ylim=(0, 6), facecolor="#dfe6ee")
@@ -146,7 +146,15 @@ def draw_factorisation(factorisation: Factorisation, *, title: str) -> Figure:
     peak, rest = float(rows.max()), float(np.abs(difference).max())
     over_keys = (
         ("indicators", indicators, (0, 0), shifts, "E_q", f"kernel taps ({taps}) x keys ({keys})", 1.0),
-        ("rows", rows, (0, 2), numbers, "A_q", f"heads ({heads}) x keys, up to {_number(peak)}", darkest(peak, keys)),
+        (
+            "rows",
+            rows,
+            (0, 2),
+            numbers,
+            "A_q",
+            f"heads ({heads}) x keys, up to {_number(peak)}",
+            max(peak, _PALE / keys),
+        ),
         ("difference", difference, (1, 0), shifts, "E_q − Φ A_q", f"largest entry {_number(rest)}", max(rest, 1.0)),
     )
     for label, matrix, (row, column), names, heading, detail, largest in over_keys:
