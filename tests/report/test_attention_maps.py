@@ -52,8 +52,11 @@ def test_a_nearly_uniform_head_is_dark_and_the_note_says_so() -> None:
     sharp, uniform = figure.axes[0].images
     assert sharp.get_clim() == uniform.get_clim() == (1.0, 16.0)  # times uniform
     colours = matplotlib.colormaps["cividis"]
-    assert set(map(tuple, uniform.to_rgba(uniform.get_array()).reshape(-1, 4).tolist())) == {colours(0.0)}
-    assert set(map(tuple, sharp.to_rgba(sharp.get_array()).reshape(-1, 4).tolist())) == {colours(0.0), colours(1.0)}
+    assert set(map(tuple, uniform.to_rgba(np.asarray(uniform.get_array())).reshape(-1, 4).tolist())) == {colours(0.0)}
+    assert set(map(tuple, sharp.to_rgba(np.asarray(sharp.get_array())).reshape(-1, 4).tolist())) == {
+        colours(0.0),
+        colours(1.0),
+    }
     assert "nearly uniform heads are dark" in " ".join(" ".join(t for t, _ in text_boxes(figure)).split())
 
 

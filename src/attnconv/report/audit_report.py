@@ -209,8 +209,8 @@ def _heads(found: Audit, figures: FigureFolder) -> Section:
         alt = f"Mean attention at each shift in {layer.name}. {words}."
         caption = f"{layer.name}: heads sorted by their largest mean attention."
         keys = layer.statistics.profile.key_count
-        if pale := [str(head) for head, mass in enumerate(masses) if nearly_uniform(mass, keys)]:
-            caption += f" Nearly uniform heads (less than 2/{keys} at every shift): {', '.join(pale)}."
+        if uniform := [str(head) for head, mass in enumerate(masses) if nearly_uniform(mass, keys)]:
+            caption += f" Nearly uniform heads (less than 2/{keys} at every shift): {', '.join(uniform)}."
         name = re.sub(r"[^\w.]+", "-", layer.name).strip("-.")[-60:]
         pictures.append(figures.add(figure, f"heads-{number:02d}-{name}", alt=alt, caption=caption))
     shown, folded = pictures[:_SHOWN], pictures[_SHOWN:]

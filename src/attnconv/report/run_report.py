@@ -195,11 +195,11 @@ def _attention(run: RunData, label: str, figures: FigureFolder) -> Section:
             for number, peak in enumerate(peaks)
         )
         keys = run.maps[0].maps[0, 0].numel()
-        pale = [
+        uniform = [
             f"layer {i}, head {h}" for i, row in enumerate(peaks) for h, p in enumerate(row) if nearly_uniform(p, keys)
         ]
-        if pale:
-            caption += f" Nearly uniform heads (all probabilities below {UNIFORM}/{keys}): {'; '.join(pale)}."
+        if uniform:
+            caption += f" Nearly uniform heads (all probabilities below {UNIFORM}/{keys}): {'; '.join(uniform)}."
         figure = draw_query(run.maps, index, title=f"{label}: {what}", zoom=zoom)
         name = f"figure-{5 if zoom else 6 + index:02d}-attention"
         pictures.append(figures.add(figure, name, alt=f"{what.capitalize()}. {words}", caption=f"{caption}{run.unit}"))
