@@ -21,7 +21,7 @@ from attnconv.training.run_folder import RunFolder
 ROOT = Path(__file__).resolve().parent.parent
 RUNS, MODELS = ROOT / "results", ROOT / "docs" / "models"
 EXAMPLE = ROOT / "src" / "attnconv" / "explorer" / "example.safetensors"
-LARGEST = 700_000  # bytes of a payload
+LARGEST = 1_400_000  # bytes of a payload
 CANDIDATES = 500  # test images among which images are chosen
 
 
@@ -44,7 +44,7 @@ SHOWN = (
         "paper-mini/runs/learned-content",
         "Learned encoding with content",
         images=4,
-        budget=165_000,
+        budget=330_000,
     ),
 )
 
