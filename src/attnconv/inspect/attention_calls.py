@@ -130,9 +130,12 @@ def _softmax(scores: Tensor) -> Tensor:
 
 @final
 class AttentionCalls(TorchFunctionMode):
-    """PyTorch function mode that calls `seen` before each attention call, with a function that reads its rows."""
+    """PyTorch function mode that calls `seen` before each attention call, with a function that reads its rows.
 
-    def __init__(self, seen: Callable[[Callable[[], TokenRows]], None]) -> None:
+    If `seen` returns probabilities, (b, h, n, m), they replace those of the call, and dropout is not applied.
+    """
+
+    def __init__(self, seen: Callable[[Callable[[], TokenRows]], Tensor | None]) -> None:
         super().__init__()
         self._seen = seen
 
@@ -145,9 +148,15 @@ class AttentionCalls(TorchFunctionMode):
     ) -> Any:
         named = {} if kwargs is None else kwargs
         reader = score_rows if func in SOFTMAX and _is_over_keys(*args, **named) else READERS.get(func)
-        if reader is not None:
-            self._seen(lambda: reader(*args, **named))
-        return func(*args, **named)
+        rows = None if reader is None else self._seen(lambda: reader(*args, **named))
+        if rows is None:
+            return func(*args, **named)
+        if func is F.scaled_dot_product_attention:
+            return _kernel_output(rows, *args, **named)
+        if func is F.multi_head_attention_forward:
+            return _multihead_output(rows, *args, **named)
+        given = func(*args, **named)
+        return rows.reshape(given.shape).to(given.dtype)
 
 
 def _is_over_keys(input: Any = None, dim: Any = None, *_: Any, **__: Any) -> bool:  # noqa: A002  # torch's names
@@ -174,11 +183,36 @@ def _read_kernel(*args: Any, **named: Any) -> TokenRows:
     return product_rows(query, key, mask=mask, scale=call.get("scale"), is_causal=is_causal)
 
 
-def _read_multihead(*args: Any, **named: Any) -> TokenRows:
-    """Read the arguments of nn.MultiheadAttention: project queries and keys again, and add up the masks."""
+def _kernel_output(rows: Float[Tensor, "b h n m"], *args: Any, **named: Any) -> Tensor:
+    """Return what `scaled_dot_product_attention` returns for given probabilities."""
+    value = {**dict(zip(KERNEL_ARGUMENTS, args, strict=False)), **named}["value"]
+    return rows.to(value.dtype) @ value.repeat_interleave(rows.shape[1] // value.shape[1], 1)
+
+
+def _multihead_call(*args: Any, **named: Any) -> dict[str, Any]:
     given = inspect.signature(F.multi_head_attention_forward).bind(*args, **named)
     given.apply_defaults()
-    call = given.arguments
+    return given.arguments
+
+
+def _multihead_output(rows: Float[Tensor, "b h n m"], *args: Any, **named: Any) -> tuple[Tensor, Tensor | None]:
+    """Return what nn.MultiheadAttention's function returns for given probabilities."""
+    call = _multihead_call(*args, **named)
+    value, bias = call["value"], call["in_proj_bias"]
+    width = call["query"].shape[-1]
+    weight = call["v_proj_weight"] if call["use_separate_proj_weight"] else call["in_proj_weight"][2 * width :]
+    value = F.linear(value, weight, None if bias is None else bias[2 * width :])
+    batched = value.dim() == 3
+    value = value if batched else value[:, None]
+    mixed = rows.to(value.dtype) @ value.unflatten(-1, (call["num_heads"], -1)).permute(1, 2, 0, 3)
+    out = F.linear(mixed.permute(2, 0, 1, 3).flatten(2), call["out_proj_weight"], call["out_proj_bias"])
+    weights = (rows.mean(1) if call["average_attn_weights"] else rows) if call["need_weights"] else None
+    return (out, weights) if batched else (out[:, 0], None if weights is None else weights[0])
+
+
+def _read_multihead(*args: Any, **named: Any) -> TokenRows:
+    """Read the arguments of nn.MultiheadAttention: project queries and keys again, and add up the masks."""
+    call = _multihead_call(*args, **named)
     if call["bias_k"] is not None or call["add_zero_attn"] or call["static_k"] is not None:
         raise UnreadableError("it adds keys that are not tokens (bias_k, add_zero_attn or static_k)")
     query, key = call["query"], call["key"]  # (tokens, b, c), or (tokens, c)

@@ -24,6 +24,7 @@ from attnconv.inspect.token_operator import Running, TokenOperator, layout_of, p
 from attnconv.layers.gated_positional import GatedPositionalAttention
 from attnconv.layers.self_attention import SelfAttention
 from attnconv.operators.base import AttentionOperator
+from attnconv.operators.dense import Dense
 
 # Classes whose attention is not the softmax that they compute.
 _DIFFERENCE = "its attention is the difference of two softmaxes"
@@ -88,18 +89,47 @@ def visit_attention(
             raise TypeError(bad(name, "must be a function", type(function).__name__))
     _check_arguments(grid, prefix, layers)
     call_options = checked_options(model, images, options)
+
+    def look(name: str, operator: AttentionOperator) -> None:
+        visit(name, operator)
+
+    with (
+        torch.no_grad(),
+        evaluating(model),
+        changing_attention(model, look, grid=grid, prefix=prefix, layers=layers, unreadable=unreadable),
+    ):
+        model(images, **call_options)
+
+
+@contextmanager
+def changing_attention(
+    model: nn.Module,
+    change: Callable[[str, AttentionOperator], Tensor | None],
+    *,
+    grid: Sequence[int] | None,
+    prefix: int | None,
+    layers: Collection[str] | None,
+    unreadable: Callable[[str, str], object] | None = None,
+) -> Iterator[None]:
+    """Call a function with the operator of each attention layer that runs in the `with` block.
+
+    If it returns probabilities, the layer uses them instead of its own: `to_dense()` of an operator of this library,
+    `token_rows()` of a `TokenOperator`. The arguments and errors are those of `visit_attention`.
+    """
     sizes, names = None if grid is None else tuple(grid), None if layers is None else frozenset(layers)
-    state = _Visit(images, visit, sizes, prefix, names, unreadable if layers is None else None)
+    state = _Visit(change, sizes, prefix, names, unreadable if layers is None else None)
     with ExitStack() as hooks:
+        hooks.enter_context(model.register_forward_pre_hook(state.start, with_kwargs=True))
         for name, module in model.named_modules():
             state.watch(name, module, hooks)
         try:
-            with torch.no_grad(), evaluating(model), uncompiled(model), AttentionCalls(state.call):
-                model(images, **call_options)
+            with uncompiled(model), AttentionCalls(state.call):
+                yield
         except Exception:
             state.raise_refusal()  # a later error would hide it
             raise
-    state.check(model)
+    if state.images is not None:  # the model ran
+        state.check(model)
 
 
 def attention_operators(model: nn.Module, images: Tensor) -> dict[str, AttentionOperator]:
@@ -214,18 +244,21 @@ def uncompiled(model: nn.Module) -> AbstractContextManager[object]:
 class _Visit:
     """State of one visit: the modules that are running, and the layers read or rejected so far."""
 
-    images: Tensor
-    visit: Callable[[str, AttentionOperator], None]
+    visit: Callable[[str, AttentionOperator], Tensor | None]
     grid: tuple[int, ...] | None
     prefix: int | None
     layers: frozenset[str] | None
     unreadable: Callable[[str, str], object] | None
+    images: Tensor | None = None  # the input of the model
     refused: dict[str, tuple[nn.Module, str]] = field(default_factory=dict)
     seen: dict[str, None] = field(default_factory=dict)  # in the order in which they run
     present: dict[str, None] = field(default_factory=dict)  # names of all attention modules, in the same order
     running: list[Running] = field(default_factory=list)
     visiting: bool = False  # whether `visit` is running; the calls that it makes are ignored
     own: int = 0  # number of this library's layers that are running; calls inside them are ignored
+
+    def start(self, _: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
+        self.images = next(value for value in (*args, *named.values()) if isinstance(value, Tensor))
 
     def watch(self, name: str, module: nn.Module, hooks: ExitStack) -> None:
         if isinstance(module, torch.jit.ScriptModule):
@@ -250,13 +283,18 @@ class _Visit:
             self.own += 1
             self.running[-1].calls = 1
             if self.own == 1 and self._wanted(name):
-                self._hand_over(name, module.operator(first))
+                operator = module.operator(first)
+                rows = self._hand_over(name, operator)
+                if rows is not None:
+                    module._operator = lambda *_: Dense(operator.grid, rows)  # type: ignore[method-assign]
 
     def _end(self, name: str, module: nn.Module, _: object, output: object) -> None:
         if self.visiting:
             return
         frame = self.running.pop()
-        self.own -= isinstance(module, SelfAttention)
+        if isinstance(module, SelfAttention):
+            self.own -= 1
+            vars(module).pop("_operator", None)
         if self.running:
             self.running[-1].calls += frame.calls
         # After an error there is no output; do not hide that error behind a different one.
@@ -266,41 +304,45 @@ class _Visit:
         if silent and claims and self._wanted(name):
             self._refuse(name, module, "it calls no attention function of PyTorch and no softmax over keys")
 
-    def call(self, read: Callable[[], TokenRows]) -> None:
-        """Read an attention call that is about to run."""
+    def call(self, read: Callable[[], TokenRows]) -> Tensor | None:
+        """Read an attention call that is about to run, and return other probabilities for it, if there are any."""
         if self.own > 0 or self.visiting:
-            return
+            return None
         frames = self.running
         while len(frames) > 1 and isinstance(frames[-1].module, nn.Softmax):
             frames = frames[:-1]
         frame = frames[-1]
         frame.calls += 1
         if not self._wanted(frame.name) or frame.name in self.refused:
-            return
+            return None
         try:
             if (reason := _other_formula(frame.module)) is not None:
                 raise UnreadableError(reason)
             rows = _with_gate(frame, read())
             if rows is None:
-                return
+                return None
+            assert self.images is not None
             operator = TokenOperator(rows, layout_of(frames, rows, self.images, self.grid, self.prefix))
         except UnreadableError as error:
             self._refuse(frame.name, frame.module, str(error))
-            return
-        self._hand_over(frame.name, operator)
+            return None
+        other = self._hand_over(frame.name, operator)
         rows.release()
+        return other
 
     def _wanted(self, name: str) -> bool:
         self.present[name] = None
         return self.layers is None or name in self.layers
 
-    def _hand_over(self, name: str, operator: AttentionOperator) -> None:
+    def _hand_over(self, name: str, operator: AttentionOperator) -> Tensor | None:
         self.seen[name] = None
         if self.refused and self.unreadable is None:  # the rest of the pass only collects names for the error
-            return
+            return None
         self.visiting = True
-        self.visit(name, operator)
-        self.visiting = False
+        try:
+            return self.visit(name, operator)
+        finally:
+            self.visiting = False
 
     def _refuse(self, name: str, module: nn.Module, reason: str) -> None:
         """Record attention that cannot be read; the forward pass continues, to find the layers that can be read."""

@@ -103,6 +103,10 @@ class TokenOperator(AttentionOperator):
         indices("tokens", tokens.tolist(), self.prefix)
         return self._source.rows(tokens)[..., self.prefix : self.prefix + self.grid.key_count]
 
+    def token_rows(self) -> Float[Tensor, "s h tokens tokens"]:
+        """Return the attention between all tokens of each sequence, including class tokens and padding of windows."""
+        return self._source.rows(torch.arange(self._source.queries, device=self.device))
+
     def contract(self, x: Images, weight: Weights, groups: int = 1) -> Outputs:
         keys = x.flatten(1, -2)
         parts = [contract_rows(self.rows(some), keys, weight, groups) for some in self._blocks()]

@@ -1,5 +1,6 @@
 from .convolution_start import LayerStart as LayerStart
 from .convolved_attention import ConvolvedAttention as ConvolvedAttention
+from .head_ablation import HeadChange as HeadChange, ablated as ablated
 from .head_pruning import (
     condition_numbers as condition_numbers,
     degenerate_heads as degenerate_heads,
