@@ -71,6 +71,7 @@ def main(cifar: str) -> None:
             snapshots=snapshots_of(RunFolder(RUNS / shown.run)),
             budget=shown.budget,
             classes=data.classes,
+            ablations=True,
         )
         if len(content) > LARGEST:
             raise ValueError(

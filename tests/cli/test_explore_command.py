@@ -94,7 +94,8 @@ def test_a_run_brings_its_digits_and_its_past(home: Path, run: Path, capsys: pyt
     assert found.layers[0].scores[1] == pytest.approx(found.layers[0].scores[2], abs=1e-5)
     digits = load_data(DataSettings("digits"))
     assert found.labels == tuple(str(int(label)) for label in digits.test.labels[:2])
-    assert [len(prediction) for prediction in found.predictions] == [3, 3]
+    assert found.logits is not None
+    assert (found.classes, found.logits.shape) == (tuple("0123456789"), (2, 10))
     assert not found.random
     call(capsys, str(run), "--snapshots", "0", "--export", "shown")
     assert written(home / "shown").times == ("now",)
@@ -136,7 +137,9 @@ def test_without_a_name_the_example_or_the_demo(home: Path, run: Path, capsys: p
     example = written(home / "shown")
     assert len(example.times) == 25  # snapshots of its training
     assert (len(example.images), len(set(example.labels)), example.random) == (12, 10, False)
-    right = [prediction[0][0] == label for prediction, label in zip(example.predictions, example.labels, strict=True)]
+    assert example.logits is not None
+    best = [example.classes[index] for index in example.logits.argmax(-1).tolist()]
+    right = [prediction == label for prediction, label in zip(best, example.labels, strict=True)]
     assert right == [True] * 10 + [False] * 2
     assert example.images.float().std(-1).mean() > 1  # in colour
     status, _, err = call(capsys, "--data", "digits", "--export", "shown")

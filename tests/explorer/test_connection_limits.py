@@ -157,7 +157,7 @@ def test_pictures_of_those_who_left_do_not_reach_the_model() -> None:
     shown: list[int] = []
     go_on = threading.Event()
 
-    def slow(content: bytes, kind: str) -> bytes:
+    def slow(content: bytes, kind: str, heads: str | None) -> bytes:
         shown.append(len(content))
         go_on.wait(20)
         return b"done"

@@ -5,6 +5,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping
+from itertools import product
 from typing import Any
 
 import pytest
@@ -39,6 +40,9 @@ from attnconv.explorer import (
 from attnconv.explorer.payload_layers import balance, content_tensors, shorten, store_layer
 from attnconv.explorer.payload_write import BUDGET
 from attnconv.inspect import audit, visit_attention
+from attnconv.models import build
+from attnconv.surgery import ablated
+from attnconv.surgery.head_ablation import HeadChange
 
 SIZES = (5, 7)
 POSITIONS: dict[str, Callable[[], Encoding]] = {
@@ -205,30 +209,41 @@ class Classifier(nn.Module):
 
 
 class TestPredictions:
-    def test_the_most_probable_classes_come_first(self) -> None:
+    def test_logits_of_the_model(self) -> None:
         pixels = images()
         pixels[0, 2] += 5
         pixels[1, 3] += 5
         shown = Pictures(torch.zeros(2, 5, 7, 3, dtype=torch.uint8), labels=("c", "a"))
         found = read_payload(payload(Classifier(), pixels, pictures=shown, classes=("a", "b", "c", "d"), random=True))
         assert (found.labels, found.random) == (("c", "a"), True)
-        exact = (10 * pixels.mean((2, 3)))[:, :4].softmax(-1)
-        for prediction, shares, best in zip(found.predictions, exact, "cd", strict=True):
-            assert prediction[0][0] == best
-            assert prediction[0][1] == pytest.approx(float(shares.max()), abs=1e-5)
-            assert [share for _, share in prediction] == sorted((share for _, share in prediction), reverse=True)
-            assert len(prediction) == 3
+        assert found.classes == ("a", "b", "c", "d")
+        assert found.logits is not None
+        torch.testing.assert_close(found.logits, (10 * pixels.mean((2, 3)))[:, :4])
+        assert "zero_logits" not in found.layers[0].tensors
+
+    def test_logits_with_changed_heads(self) -> None:
+        torch.manual_seed(0)
+        model = build("quadratic-digits", layers=2, width=9, mlp_width=9).eval()
+        pixels, classes = torch.rand(2, 1, 8, 8), tuple("0123456789")
+        found = read_payload(payload(model, pixels, classes=classes, ablations=True))
+        kinds: tuple[HeadChange, ...] = ("zero", "convolution")
+        for layer, kind in product(found.layers, kinds):
+            logits = layer.tensors[f"{kind}_logits"]
+            assert logits.shape == (2, 9, 10)
+            for head in (0, 8):
+                with torch.no_grad(), ablated(model, {layer.name: [head]}, to=kind):
+                    torch.testing.assert_close(logits[:, head], model(pixels).half())
 
     @pytest.mark.parametrize("classes", [(), ("a", "b", "c")])
     def test_unknown_classes_are_not_predicted(self, classes: tuple[str, ...]) -> None:
         content = payload(Classifier(), images(), classes=classes)
         found = read_payload(content)
-        assert (found.labels, found.predictions, found.random) == ((None, None), ((), ()), False)
-        assert b"predictions" not in content
+        assert (found.labels, found.classes, found.logits, found.random) == ((None, None), (), None, False)
+        assert b"logits" not in content
 
     def test_no_images_no_predictions(self) -> None:
         found = read_payload(payload(own(Quadratic(4)), classes=("a",)))
-        assert (found.labels, found.predictions) == ((), ())
+        assert (found.labels, found.logits) == ((), None)
 
     def test_one_label_per_image(self) -> None:
         pixels = torch.zeros(2, 5, 7, 3, dtype=torch.uint8)
@@ -453,8 +468,8 @@ class TestBroken:
             (lambda m, t: t.pop("0.row_scores"), "tensors of layer 0 must be .*row_scores"),
             (lambda m, t: m.update(random="yes"), r"got .*str.*\$.random"),
             (lambda m, t: m["images"][0].update(label=3), r"got .*int.*\$.images\[0\].label"),
-            (lambda m, t: m["images"][0].update(predictions=[["a", 1.5]]), r"got .*1.0.*\$.images\[0\].predictions"),
-            (lambda m, t: m["images"][0].update(predictions=[["a", 0.1]] * 4), r"got .*\$.images\[0\].predictions"),
+            (lambda m, t: t.update(logits=torch.zeros(2, 3)), r"tensor logits must be float32 of shape 2 x 0"),
+            (lambda m, t: t.update({"0.zero_logits": torch.zeros(2, 4, 0).half()}), "must be both zero_logits"),
             (lambda m, t: m["layers"][0].update(scores=[0.5, None]), r"layers\[0\].scores must have .*\(1\), got 2"),
             (lambda m, t: t["0.key"].fill_(math.nan), "tensor 0.key must be finite"),
             (lambda m, t: t.update({"0.key": t["0.key"].float()}), "tensor 0.key must be float16 .*got torch.float32"),

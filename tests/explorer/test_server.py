@@ -64,13 +64,13 @@ class Running:
             return b"".join(parts)
 
 
-def answer(content: bytes, kind: str) -> bytes:
+def answer(content: bytes, kind: str, heads: str | None) -> bytes:
     """Answer as the explorer does, with the mean pixel value as payload."""
     return bytes(str(float(read_upload(content, kind, (4, 4)).float().mean())), "ascii")
 
 
 def started(
-    payload: bytes | None = PAYLOAD, *, answers: Callable[[bytes, str], bytes] | None = answer
+    payload: bytes | None = PAYLOAD, *, answers: Callable[[bytes, str, str | None], bytes] | None = answer
 ) -> Iterator[Running]:
     place = listen(0)
     port = place.getsockname()[1]
@@ -144,7 +144,7 @@ class TestRoutes:
 
 class TestFailures:
     def test_what_nobody_expected_is_answered_in_words_and_with_the_headers(self) -> None:
-        def fails(content: bytes, kind: str) -> bytes:
+        def fails(content: bytes, kind: str, heads: str | None) -> bytes:
             raise RuntimeError(f"{kind} at /some/path")
 
         for running in started(answers=fails):

@@ -1,6 +1,7 @@
 """The payload of uploaded images, and untrusted images."""
 
 import io
+import json
 import struct
 import zlib
 from typing import Any
@@ -16,6 +17,7 @@ from attnconv.data.image_files import TooLargeError, UnsupportedTypeError
 from attnconv.explorer import Session, payload, read_payload, read_upload
 from attnconv.explorer.payload_write import Pictures
 from attnconv.explorer.session import LARGEST_UPLOAD
+from attnconv.surgery import ablated
 
 MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.3, 0.4)
 
@@ -56,6 +58,44 @@ def test_pictures_that_tell_nothing_are_refused() -> None:
         session(layer).answer(file_of(Image.new("RGB", (9, 9), (1, 2, 3))), "image/png")
     with pytest.raises(UnsupportedTypeError, match=r"image: .*PNG"):
         session(layer).answer(b"words", "image/png")
+
+
+class Classifier(torch.nn.Module):
+    """An attention layer and the mean over positions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = SelfAttention2d(3, 4, heads=2)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        mean: torch.Tensor = self.attention(images).mean((2, 3))
+        return mean
+
+
+def test_logits_with_changed_heads() -> None:
+    torch.manual_seed(0)
+    model, pixels = Classifier(), torch.randint(256, (2, 3, 6, 8), dtype=torch.uint8)
+    seen = Session(model, (6, 8), mean=MEAN, std=STD, examples=pixels, options={"classes": "abcd"})
+    images = normalise(pixels, MEAN, STD)
+    with torch.no_grad():
+        with ablated(model, {"attention": [1]}):
+            expected = model(images)
+        told = json.loads(seen.answer(b"", "", '{"attention": {"1": "zero"}}'))
+        torch.testing.assert_close(torch.tensor(told), expected)
+        picture = file_of(Image.fromarray(pixels[1].movedim(0, -1).numpy()))
+        told = json.loads(seen.answer(picture, "image/png", '{"attention": {"0": "convolution", "1": "zero"}}'))
+        with ablated(model, {"attention": {0: "convolution", 1: "zero"}}):
+            torch.testing.assert_close(torch.tensor(told), model(images[1:]))
+    for heads, words in (
+        ("[", "heads: must map names"),
+        ('{"attention": {"1": "half"}}', "heads: must map names"),
+        ('{"attention": {"5": "zero"}}', r"heads\['attention'\]: must be .* from 0 to 1"),
+        ('{"other": {"0": "zero"}}', "heads: must contain only names"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            seen.answer(b"", "", heads)
+    with pytest.raises(ValueError, match="model: must return finite logits"):
+        session(SelfAttention2d(3, 4, heads=2)).answer(picture, "image/png", '{"": {"0": "zero"}}')
 
 
 class Bare(torch.nn.Module):

@@ -35,9 +35,15 @@ def test_trained_models_show_labelled_colour_images() -> None:
         assert (found.patch, found.random, len(found.layers)) == ((4, 4), False, 4)
         assert found.images.float().std(-1).mean() > 1
         assert None not in found.labels
-        assert {len(prediction) for prediction in found.predictions} == {3}
-        right = [some[0][0] == label for some, label in zip(found.predictions, found.labels, strict=True)]
+        assert found.logits is not None
+        best = [found.classes[index] for index in found.logits.argmax(-1).tolist()]
+        right = [some == label for some, label in zip(best, found.labels, strict=True)]
         assert {True, False} == set(right)  # correct and wrong predictions
+        for layer in found.layers:
+            off, convolution = (
+                (layer.tensors[f"{kind}_logits"] - found.logits[:, None]).norm() for kind in ("zero", "convolution")
+            )
+            assert 0 < convolution < off  # trained heads are closer to convolutions than to nothing
 
 
 def test_the_page_lists_the_trained_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

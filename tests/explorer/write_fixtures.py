@@ -118,6 +118,9 @@ def payload() -> tuple[bytes, dict[str, Any]]:
     # The last layer has the heads of the first one without their table, and with correlated axes.
     tensors["4.centres"] = tensors["0.centres"].clone()
     tensors["4.precision"] = tensors["0.precision"] + torch.tensor([[0.0, 0.3], [0.3, 0.5]])
+    tensors["logits"] = torch.tensor([[0.25, 0.125, 0.0625, 0.5], [0.5, 0.25, 0.125, 0.125]]).log()
+    for place, name in enumerate(("zero_logits", "convolution_logits")):
+        tensors[f"1.{name}"] = (tensors["logits"][:, None] + waves(images, heads, 4, phase=place)).half()
     kinds = ("positions", "content", "content", "rows", "positions")
     manifest: dict[str, Any] = {
         "format": 1,
@@ -125,12 +128,13 @@ def payload() -> tuple[bytes, dict[str, Any]]:
         "library": "0",
         "patch": [2, 2],
         "images": [
-            {"name": "image 0", "label": "crest", "predictions": [["trough", 0.75], ["crest", 0.25]]},
+            {"name": "image 0", "label": "crest"},
             {"name": "image 1"},
         ],
         "times": ["start", "end"],
         "layers": [_layer(f"layer {index}", kind, heads, (height, width)) for index, kind in enumerate(kinds)],
         "random": True,
+        "classes": ["crest", "trough", "flat", "steep"],
     }
     manifest["layers"][4]["scores"] = [0.25, None]
     tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}

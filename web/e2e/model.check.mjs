@@ -206,9 +206,9 @@ export const checks = {
     const tiles = page.getByRole("group", { name: "Images" }).getByRole("button");
     assert.deepEqual((await tiles.allInnerTexts()).map((text) => text.replace(/\s+/g, " ").trim()),
       ["frog ✓ right", "ship ✗ wrong, predicted truck", "waves 2", "mean over all 3"]);
-    await page.getByText("✓ Right. Label: frog. Predicted: frog 75%, cat 12.5%.").waitFor();
+    await page.getByText("✓ Right. Label: frog. Predicted: frog 75%, cat 12.5%, ship 6.3%.").waitFor();
     await tiles.nth(1).click();
-    await page.getByText("✗ Wrong. Label: ship. Predicted: truck 50%, ship 40%.").waitFor();
+    await page.getByText("✗ Wrong. Label: ship. Predicted: truck 50%, ship 40%, frog 5%.").waitFor();
     await page.waitForFunction(() => /model.image=1/.test(location.hash));
     assert.equal(await tiles.nth(1).getAttribute("aria-pressed"), "true");
     await page.getByText("random weights, this model is not trained").waitFor();
@@ -220,6 +220,31 @@ export const checks = {
     assert.deepEqual(await axeFindings(page), []);
     assert.deepEqual(seen, []);
     await close();
+  },
+
+  async "a head is switched off or replaced with the nearest convolution, one at a time"(browser) {
+    const bytes = made({ layers: 2, heads: 3, side: 8, images: 2, known: true });
+    const { page, seen, close } = await shown(browser, bytes);
+    const status = page.locator(".zoom [role=status]");
+    await button(page, /^layer 0, head 1: enlarge$/).click();
+    assert.equal(await button(page, "as trained").getAttribute("aria-pressed"), "true");
+    await button(page, "switched off").click();
+    await status.getByText("Layer 0, head 1 switched off: the logits change by 45.5%. Predicted: cat 50%, frog 25%, ship 12.5%. As trained: frog 75%, cat 12.5%, ship 6.3%.").waitFor();
+    await button(page, /^layer 1, head 2: enlarge$/).click();
+    assert.equal(await button(page, "as trained").getAttribute("aria-pressed"), "true", "another head");
+    await button(page, "nearest convolution").click();
+    await status.getByText("Layer 1, head 2 replaced with the nearest convolution: the logits change by").waitFor();
+    assert.match(await status.innerText(), /Predicted: frog 62.5%/);
+    await page.waitForFunction(() => /model.changed=1.2.convolution/.test(location.hash));
+    assert.deepEqual(await axeFindings(page), []);
+    await button(page, "as trained").click();
+    await status.getByText("Change the head to see").waitFor();
+    assert.deepEqual(seen, []);
+    await close();
+    const other = await shown(browser, bytes, { hash: "&model.zoomed=true&model.image=1&model.changed=0.0.zero" });
+    await other.page.getByText("Layer 0, head 0 switched off: the logits change by").waitFor();
+    await other.page.getByText("As trained: truck 50%").waitFor();
+    await other.close();
   },
 
   async "the maps are sorted by the column of the table"(browser) {

@@ -76,18 +76,30 @@ function flat({ heads, sizes: [height, width] }, images) {
   };
 }
 
-/** Images with labels and predictions: the first is predicted correctly, the second is not, and nothing is known of others. */
-const KNOWN = [
-  { label: "frog", predictions: [["frog", 0.75], ["cat", 0.125]] },
-  { label: "ship", predictions: [["truck", 0.5], ["ship", 0.4]] },
-];
+/** Labels of images, and the model's probabilities: the first image is predicted correctly, the second is not. */
+const CLASSES = ["frog", "ship", "truck", "cat"];
+const LABELS = [{ label: "frog" }, { label: "ship" }];
+const PROBABILITIES = [[0.75, 0.0625, 0.0625, 0.125], [0.05, 0.4, 0.5, 0.05], [0.25, 0.25, 0.25, 0.25]];
+/** The same with a head switched off, or replaced with the nearest convolution. */
+const CHANGED = { zero: [0.25, 0.125, 0.125, 0.5], convolution: [0.625, 0.125, 0.125, 0.125] };
+
+function logits(images, layers, heads) {
+  const logs = (rows) => rows.flat().map(Math.log);
+  const found = { logits: ["F32", [images, 4], Float32Array.from(logs(PROBABILITIES.slice(0, images)))] };
+  for (let layer = 0; layer < layers; layer++) {
+    for (const [kind, row] of Object.entries(CHANGED)) {
+      found[`${layer}.${kind}_logits`] = ["F16", [images, heads, 4], halves(logs(Array.from({ length: images * heads }, () => row)))];
+    }
+  }
+  return found;
+}
 
 export function made({
   kind = "positions", layers = 6, heads = 9, side = 32, sizes = [side, side], picture = [64, 64], times = 1, extent = 32, title = "Waves", also = {},
   images = 1, known = false, random = false, scores = null,
 } = {}) {
   const pixels = Uint8Array.from({ length: images * picture[0] * picture[1] * 3 }, (_, index) => 128 + 100 * Math.sin(index / 97));
-  const tensors = { images: ["U8", [images, ...picture, 3], pixels] };
+  const tensors = { images: ["U8", [images, ...picture, 3], pixels], ...(known ? logits(images, layers, heads) : {}) };
   for (let layer = 0; layer < layers; layer++) {
     const own = kind === "positions" ? gaussians({ times, heads, sizes }, layer)
       : kind === "rows" ? flat({ heads, sizes }, images) : contents({ heads, sizes, extent }, layer);
@@ -95,8 +107,8 @@ export function made({
   }
   const entropy = (layer) => Array.from({ length: heads }, (_, head) => (head === 3 ? null : 2 + Math.sin(head + layer)));
   return safetensors(tensors, {
-    format: 1, title, library: "0", patch: null, random,
-    images: Array.from({ length: images }, (_, image) => ({ name: image === 0 ? "waves" : `waves ${image}`, ...(known ? KNOWN[image] : {}) })),
+    format: 1, title, library: "0", patch: null, random, classes: known ? CLASSES : [],
+    images: Array.from({ length: images }, (_, image) => ({ name: image === 0 ? "waves" : `waves ${image}`, ...(known ? LABELS[image] : {}) })),
     times: Array.from({ length: times }, (_, time) => `epoch ${time}`),
     layers: Array.from({ length: layers }, (_, layer) => ({
       name: `layer ${layer}`, kind, heads, sizes, ...(scores ? { scores } : {}), prefix: kind === "rows" ? 1 : 0, border: "none", encoding: kind, dilated: false,

@@ -72,6 +72,15 @@ async function walk(browser, { address, end, said }) {
   await page.waitForFunction(() => /\d/.test(document.querySelector(".map .title .soft").textContent));
   assert.equal(await page.getByText("your image").count(), 0);
 
+  const logits = page.locator(".zoom [role=status]").filter({ hasText: "the logits change by" });
+  const button = (name) => page.getByRole("button", { name, exact: true });
+  await button("layer 0, head 0: enlarge").click();
+  await button("switched off").click();
+  await logits.filter({ hasText: "Layer 0, head 0 switched off:" }).waitFor();
+  await button("layer 2, head 4: enlarge").click();
+  await button("nearest convolution").click();
+  await logits.filter({ hasText: "Layer 0, head 0 switched off; Layer 2, head 4 replaced with the nearest convolution:" }).waitFor();
+
   const picture = await page.screenshot({ clip: { x: 0, y: 0, width: 300, height: 200 } });
   const answer = page.waitForResponse(/\/image$/);
   await drop(page, "mine.png", "image/png", picture);
@@ -79,6 +88,9 @@ async function walk(browser, { address, end, said }) {
   assert.equal(status, 200);
   assert.ok(length > 1000, `a payload of ${length} bytes`);
   await page.getByText("your image").first().waitFor();
+  await logits.waitFor();
+  await button("all heads as trained").click();
+  await page.getByText("Change the head to see what it contributes").waitFor();
   assert.deepEqual(await page.getByRole("alert").allInnerTexts(), []);
   assert.deepEqual(seen, [], "no errors, no warnings, and no requests to other servers");
 
@@ -103,7 +115,7 @@ export const checks = {
       console.log(`      skipped: ${missing}.`);
       return;
     }
-    const server = await started("quadratic-digits");
+    const server = await started("quadratic-digits", "--data", "digits", "--images", "3");
     try {
       await walk(browser, server);
     } finally {

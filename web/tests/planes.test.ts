@@ -1,8 +1,9 @@
 import { describe, expect, test } from "vitest";
 import { gaussianAt } from "../src/core/gaussians";
+import { changedLogits, changesIn, changesText, relativeChange } from "../src/core/headChanges";
 import { isRight, pictureWords } from "../src/core/pictures";
 import { emptyMaps, fillMaps } from "../src/core/maps";
-import { openPayload } from "../src/core/payload";
+import { type Payload, openPayload } from "../src/core/payload";
 import { headOrder } from "../src/core/statistics";
 import { timeName } from "../src/core/times";
 import { fixedPlane, livePlane, outlinePath, trailsOf } from "../src/draw/planes";
@@ -64,10 +65,22 @@ test("a link may name a time between two snapshots", () => {
 });
 
 test("predictions are right, wrong or unknown", () => {
-  const image = { name: "one", label: "cat", predictions: [["dog", 0.6], ["cat", 0.4]] } as const;
-  expect([isRight(image), isRight({ ...image, label: "dog" }), isRight({ ...image, label: null }), isRight({ ...image, predictions: [] })]).toEqual([false, true, null, null]);
-  expect(pictureWords(image)).toBe("✗ Wrong. Label: cat. Predicted: dog 60%, cat 40%.");
-  expect(pictureWords({ name: "one", label: null, predictions: [] })).toBe("");
+  const of = (label: string | null, logits = payload.logits): Payload => ({ ...payload, logits, manifest: { ...payload.manifest, images: [{ name: "one", label }] } });
+  expect([of("crest"), of("steep"), of(null), of("steep", null)].map((some) => isRight(some, 0))).toEqual([false, true, null, null]);
+  expect(pictureWords(of("crest"), 0)).toMatch(/^✗ Wrong. Label: crest. Predicted: steep 53.3%, crest 26.7%, trough 13.3%.$/);
+  expect(pictureWords(of(null, null), 0)).toBe("");
+});
+
+test("logits with one changed head are those of the payload", () => {
+  expect(changesIn("1.1.zero,0.9.zero,1.0.half,7.0.zero,,1.0.convolution", payload)).toEqual([
+    { layer: 1, head: 1, to: "zero" },
+    { layer: 1, head: 0, to: "convolution" },
+  ]);
+  expect(changesText(changesIn("1.1.zero,1.0.convolution", payload))).toBe("1.1.zero,1.0.convolution");
+  const stored = payload.of(1, "zero_logits")!.data;
+  expect(changedLogits(payload, 1, { layer: 1, head: 1, to: "zero" })).toEqual(stored.slice(12, 16));
+  expect(changedLogits(payload, 1, { layer: 0, head: 1, to: "zero" })).toBe(null);
+  expect(relativeChange([3, 4], [3, 9])).toBe(1);
 });
 
 test("heads are ordered by a statistic, and otherwise as in the model", () => {

@@ -37,6 +37,8 @@ class Arguments(AttentionOptions):
         snapshots: Maximum number of epochs of a run to show; 0 shows only the loaded weights.
         budget: Maximum size in MB (10^6 bytes) of the attention data stored for each image, for all layers together. If
             not all queries fit, only queries on an evenly spaced grid are stored.
+        ablations: Also store the model's predictions with each head switched off or replaced with the nearest
+            convolution, which runs the model twice per head. Without --export, the page asks the server for them.
         export: Write the page to this folder instead of serving it. The folder must be new, empty or written by an
             earlier export. The page can be opened from disk or hosted on a web server.
         port: Port of the server; 0 selects a free port.
@@ -46,6 +48,7 @@ class Arguments(AttentionOptions):
     model: Positional[str | None] = None
     snapshots: NotNegative = 24
     budget: Annotated[float, Meta(ge=SMALLEST, le=10_000)] = 3.5
+    ablations: bool = False
     export: Path | None = None
     port: Annotated[int, Meta(ge=0, le=65_535)] = 8765
     browser: bool = True
@@ -95,8 +98,10 @@ def _inspect(arguments: Arguments) -> tuple[bytes, Any]:
         "snapshots": snapshots,
         "classes": subject.loaded.classes or (() if found is None else found.classes),
         "random": subject.loaded.random,
+        "ablations": arguments.ablations,
     }
-    session = Session(model, subject.sizes, mean=mean, std=std, options=options)
+    pixels = None if found is None else found.pixels
+    session = Session(model, subject.sizes, mean=mean, std=std, examples=pixels, options=options)
     with working(f"Recording the attention of {name}"):
         if found is not None:
             return session.payload(found.pixels, found.names, found.labels), session.answer
@@ -124,9 +129,9 @@ def _serve(arguments: Arguments, content: bytes, answer: Any, page: str) -> int:
 
     at_work = threading.Lock()
 
-    def answered(content: bytes, kind: str) -> Any:
+    def answered(content: bytes, kind: str, heads: str | None) -> Any:
         with at_work:
-            return answer(content, kind)
+            return answer(content, kind, heads)
 
     place = listen(arguments.port)
     port = place.getsockname()[1]

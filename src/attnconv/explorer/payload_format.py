@@ -16,15 +16,12 @@ from attnconv._util.errors import bad
 
 FORMAT = 1
 Count: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
-Share: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=1)]
-Prediction: TypeAlias = tuple[tuple[str, Share], ...]  # names of classes and their probabilities
-MOST_PREDICTIONS = 3  # per image
 _FIX = "`attnconv explore --export DIR` writes one."
 
 # Tensors of a layer by its kind, with dtype and shape; `?` marks optional ones. There are t snapshots, n images, h
-# heads, and T tokens in H rows and W columns, after `prefix` class tokens; e and m are arbitrary, but the same in all
-# tensors of a layer.
-TENSORS: Mapping[str, Mapping[str, str]] = {
+# heads, c classes, and T tokens in H rows and W columns, after `prefix` class tokens; e and m are arbitrary, but the
+# same in all tensors of a layer. `ABLATIONS` may belong to layers of all kinds.
+TENSORS: Mapping[str, dict[str, str]] = {
     "positions": {
         "shift_scores?": "float32 t h 2H-1 2W-1",
         "centres?": "float32 t h 2",
@@ -45,9 +42,13 @@ TENSORS: Mapping[str, Mapping[str, str]] = {
         "class_mass?": "float16 n h prefix",
     },
 }
-
-
-PAIRS = (("row_scores", "column_scores"), ("centres", "precision"), ("class_rows", "class_mass"))  # both or neither
+ABLATIONS = {"zero_logits?": "float16 n h c", "convolution_logits?": "float16 n h c"}
+PAIRS = (  # both or neither
+    ("zero_logits", "convolution_logits"),
+    ("row_scores", "column_scores"),
+    ("centres", "precision"),
+    ("class_rows", "class_mass"),
+)
 
 
 class Statistics(TypedDict):
@@ -103,9 +104,9 @@ class Payload:
         layers: The layers, in the order in which they run.
         images: Images shown on the page, (n, height, width, 3) uint8.
         labels: The class of each image, None if unknown; may be empty if no class is known.
-        predictions: For each image, the model's most probable classes with their probabilities, the most probable one
-            first, empty if unknown; may be empty if there are none for any image.
         random: Whether the model's parameters are initial random values.
+        classes: Names of the model's classes, in the order of its logits; empty without logits.
+        logits: The model's logits for each image, (n, classes) float32, or None.
     """
 
     title: str
@@ -116,15 +117,15 @@ class Payload:
     layers: tuple[PayloadLayer, ...]
     images: Tensor
     labels: tuple[str | None, ...] = ()
-    predictions: tuple[Prediction, ...] = ()
     random: bool = False
+    classes: tuple[str, ...] = ()
+    logits: Tensor | None = None
 
 
 @dataclass(frozen=True)
 class _Image:
     name: str
     label: str | None = None
-    predictions: Annotated[Prediction, msgspec.Meta(max_length=MOST_PREDICTIONS)] = ()
 
 
 @dataclass(frozen=True)
@@ -139,6 +140,7 @@ class _Manifest:
     times: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
     layers: Annotated[tuple[PayloadLayer, ...], msgspec.Meta(min_length=1)]
     random: bool = False
+    classes: tuple[str, ...] = ()
 
 
 def example() -> bytes:
@@ -148,8 +150,8 @@ def example() -> bytes:
 
     Example:
         >>> found = read_payload(example())
-        >>> found.title, found.labels[0], found.predictions[0][0]
-        ('Quadratic encoding', 'airplane', ('airplane', 0.928056))
+        >>> found.title, found.labels[0], found.classes[found.logits[0].argmax()]
+        ('Quadratic encoding', 'airplane', 'airplane')
     """
     return Path(__file__).with_name("example.safetensors").read_bytes()
 
@@ -162,10 +164,9 @@ def write_payload(payload: Payload) -> bytes:
         entry = {name: value for name, value in vars(layer).items() if name not in absent}
         layers.append({**entry, "dilated": False})
     images: list[dict[str, Any]] = [{"name": name} for name in payload.names]
-    for name, values in (("label", payload.labels), ("predictions", payload.predictions)):
-        for image, value in zip(images, values, strict=False):
-            if value:
-                image[name] = value
+    for image, label in zip(images, payload.labels, strict=False):
+        if label:
+            image["label"] = label
     manifest: dict[str, Any] = {
         "format": FORMAT,
         "title": payload.title,
@@ -178,6 +179,8 @@ def write_payload(payload: Payload) -> bytes:
     if payload.random:
         manifest["random"] = True
     tensors = {"images": payload.images.contiguous()}
+    if payload.logits is not None:
+        manifest["classes"], tensors["logits"] = payload.classes, payload.logits
     for index, layer in enumerate(payload.layers):
         tensors |= {f"{index}.{name}": tensor for name, tensor in layer.tensors.items()}
     return save(tensors, {"attnconv": json.dumps(manifest, allow_nan=False)})
@@ -217,7 +220,10 @@ def read_payload(content: bytes) -> Payload:
         start = f"{index}."
         own = {name.removeprefix(start): tensor for name, tensor in tensors.items() if name.startswith(start)}
         layers.append(replace(entry, tensors=own))
-        _check_layer(index, layers[-1], times=len(manifest.times), images=len(names))
+        sizes = {"t": len(manifest.times), "n": len(names), "c": len(manifest.classes)}
+        _check_layer(index, layers[-1], sizes)
+    if "logits" in tensors:
+        _check_tensor("logits", tensors["logits"], "float32 n c", {"n": len(names), "c": len(manifest.classes)})
     return Payload(
         title=manifest.title,
         library=manifest.library,
@@ -227,21 +233,23 @@ def read_payload(content: bytes) -> Payload:
         layers=tuple(layers),
         images=images,
         labels=tuple(image.label for image in manifest.images),
-        predictions=tuple(image.predictions for image in manifest.images),
         random=manifest.random,
+        classes=manifest.classes,
+        logits=tensors.get("logits"),
     )
 
 
-def _check_layer(index: int, layer: PayloadLayer, *, times: int, images: int) -> None:
+def _check_layer(index: int, layer: PayloadLayer, sizes: dict[str, int]) -> None:
+    times, images = sizes["t"], sizes["n"]
     for name, values in layer.statistics["heads"].items():
         requirement = f"layers[{index}].statistics.heads.{name[:40]} must be a list of {layer.heads} values"
         _require(len(values) == layer.heads, requirement, values)
     shown = images > 0 or layer.kind == "positions"
     _require(shown, "images must be included", f"none, and layer {index} is of kind {layer.kind}")
     height, width = layer.sizes
-    sizes = {"t": times, "n": images, "h": layer.heads, "H": height, "W": width, "T": height * width}
+    sizes |= {"h": layer.heads, "H": height, "W": width, "T": height * width}
     sizes |= {"prefix": layer.prefix, "2H-1": 2 * height - 1, "2W-1": 2 * width - 1, "2": 2}
-    for entry, form in TENSORS[layer.kind].items():
+    for entry, form in (TENSORS[layer.kind] | ABLATIONS).items():
         name = entry.removesuffix("?")
         if name in layer.tensors:
             _check_tensor(f"{index}.{name}", layer.tensors[name], form, sizes)

@@ -11,12 +11,11 @@ from torch import Tensor, nn
 
 import attnconv
 from attnconv._util.errors import bad
+from attnconv._util.module_state import evaluating
 from attnconv._util.value_checks import whole
 from attnconv.explorer.payload_format import (
-    MOST_PREDICTIONS,
     Payload,
     PayloadLayer,
-    Prediction,
     Statistics,
     write_payload,
 )
@@ -30,6 +29,7 @@ from attnconv.inspect.shift_profiles import shift_profile
 from attnconv.layers.self_attention import SelfAttention
 from attnconv.operators.base import AttentionOperator
 from attnconv.operators.toeplitz import Toeplitz
+from attnconv.surgery.head_ablation import HeadChange, ablated
 from attnconv.theory.conv_taps import Convolution
 from attnconv.training.run_folder import RunFolder, choose_epochs
 
@@ -83,6 +83,7 @@ def payload(
     budget: int = BUDGET,
     classes: Sequence[str] = (),
     random: bool = False,
+    ablations: bool = False,
 ) -> bytes:
     """Compute the data about a model that the explorer page shows, as the bytes of a safetensors file.
 
@@ -104,6 +105,8 @@ def payload(
         classes: Names of the classes, in the order of the logits, to show the model's predictions; they are omitted
             unless the model returns that many logits per image.
         random: Whether the page should say that the parameters are random.
+        ablations: Whether to store the logits with each head switched off or replaced with the nearest convolution (see
+            `attnconv.surgery.ablated`), which needs `classes` and runs the model twice per head.
 
     Raises:
         ValueError: If attention cannot be shown; if images are missing, constant or rejected by the model; or if
@@ -127,19 +130,25 @@ def payload(
         requirement = f"must be given, since attention depends on the image in {', '.join(content[:3])}"
         raise ValueError(bad("images", requirement, "none"))
     stored, output = _store_layers(model, images, audited, budget=budget, **reading)
-    predictions = () if no_images else _predictions(output, len(images), tuple(classes))
     pictures = _pictures(pictures, images, stored)
+    logits = None
+    if not no_images and len(pictures.pixels) == len(images):
+        logits = logits_of(output, len(images), len(classes))
+    shown = [_over_time_or_images(layer, snapshots, len(pictures.pixels)) for layer in stored]
+    if logits is not None and ablations:
+        shown = [_with_ablations(model, images, layer, grid=grid, prefix=prefix) for layer in shown]
     found = Payload(
         title=title or type(model).__name__,
         library=attnconv.__version__,
         patch=_patch(images, stored),
         names=pictures.names,
         times=(*(snapshot.name for snapshot in snapshots), "now"),
-        layers=tuple(_over_time_or_images(layer, snapshots, len(pictures.pixels)) for layer in stored),
+        layers=tuple(shown),
         images=pictures.pixels,
         labels=pictures.labels,
-        predictions=predictions if len(pictures.pixels) == len(images) else (),
         random=random,
+        classes=() if logits is None else tuple(classes),
+        logits=logits,
     )
     return write_payload(found)
 
@@ -224,17 +233,27 @@ def gaussian_score(
     return convolution_score(shift_profile(operator, queries=sample_queries(grid, QUERIES)))
 
 
-def _predictions(logits: object, images: int, classes: tuple[str, ...]) -> tuple[Prediction, ...]:
-    """Return the most probable classes of each image; nothing if these are not logits of the classes."""
-    if not isinstance(logits, Tensor) or not classes or logits.shape != (images, len(classes)):
-        return ()
-    if not bool(logits.isfinite().all()):
-        return ()
-    best = logits.double().softmax(-1).topk(min(MOST_PREDICTIONS, len(classes)))
-    return tuple(
-        tuple((classes[index], round(share, 6)) for index, share in zip(*pair, strict=True))
-        for pair in zip(best.indices.tolist(), best.values.tolist(), strict=True)
-    )
+def logits_of(output: object, images: int, classes: int) -> Tensor | None:
+    """Return a model's output as float32 logits, (images, classes), on the CPU; None if it is anything else."""
+    if not isinstance(output, Tensor) or not classes or output.shape != (images, classes):
+        return None
+    return output.detach().float().cpu().contiguous() if bool(output.isfinite().all()) else None
+
+
+def _with_ablations(model: nn.Module, images: Tensor, layer: PayloadLayer, **reading: Any) -> PayloadLayer:
+    """Add the logits with each head of a layer changed; nothing if heads of this layer cannot be replaced."""
+    changes: tuple[HeadChange, ...] = ("zero", "convolution")
+    tensors = {}
+    for kind in changes:
+        heads = []
+        for head in range(layer.heads):
+            try:
+                with torch.no_grad(), evaluating(model), ablated(model, {layer.name: [head]}, to=kind, **reading):
+                    heads.append(model(images).half().cpu())
+            except ValueError:  # windows, or gated attention
+                return layer
+        tensors[f"{kind}_logits"] = torch.stack(heads, 1)
+    return replace(layer, tensors={**layer.tensors, **tensors})
 
 
 def statistics_of(found: LayerAudit) -> Statistics:

@@ -3,6 +3,9 @@
     GET  /           the page, with a mark that says whether images are accepted
     GET  /payload    the payload; 404 if there is none
     POST /image      the bytes of one image file -> a new payload
+    POST /image?heads={"LAYER": {"HEAD": "zero"}}
+                     the bytes of one image file, or nothing for the payload's images -> [[logit, ...], ...] with these
+                     heads changed
 
 Errors are {"error": message}, with status 400 to 415, 500 or 503. Requests with a different host name or from a
 different origin are rejected. Request paths never refer to files. Images are kept in memory until the response is sent.
@@ -66,14 +69,19 @@ STATUS: Mapping[type[Exception], int] = {
 
 
 def app(
-    payload: bytes | None, answer: Callable[[bytes, str], bytes] | None = None, *, port: int, page: str | None = None
+    payload: bytes | None,
+    answer: Callable[[bytes, str, str | None], bytes] | None = None,
+    *,
+    port: int,
+    page: str | None = None,
 ) -> ASGIApp:
     """Return the ASGI application that serves the page and responds to image uploads.
 
     Args:
         payload: Payload that the page shows first; None for a page without a model.
-        answer: Function that computes a new payload from the bytes and the declared media type of an image file. The
-            message of a `ValueError` that it raises is shown to the user. None disables uploads.
+        answer: Function that computes a new payload from the bytes and the declared media type of an image file, or
+            logits if its third argument is the value of `heads`. The message of a `ValueError` that it raises is shown
+            to the user. None disables uploads.
         port: Port of the server; requests whose host or origin has a different port are rejected.
         page: HTML of the page; None for the page in the package.
 
@@ -189,7 +197,7 @@ class Images:
     At most `UPLOADS` requests are open; up to `PLACES` are received at a time, and the model processes one at a time.
     """
 
-    def __init__(self, answer: Callable[[bytes, str], bytes] | None) -> None:
+    def __init__(self, answer: Callable[[bytes, str, str | None], bytes] | None) -> None:
         self._answer = answer
         self._uploads = asyncio.Semaphore(UPLOADS)
         self._places = asyncio.Semaphore(PLACES)
@@ -203,13 +211,14 @@ class Images:
             raise HTTPException(503, busy, {"Retry-After": str(round(STALL))})
         async with self._uploads, self._places:
             request = Request(scope, receive)
-            content = await _body(request)
+            heads = request.query_params.get("heads")
+            content = await _body(request, required=heads is None)
             async with self._model:
                 if await request.is_disconnected():
                     raise ClientDisconnect
                 give_back()  # memory of failed requests is only freed when their errors are garbage-collected
                 kind = request.headers.get("content-type", "")
-                answer = await anyio.to_thread.run_sync(self._answer, content, kind)
+                answer = await anyio.to_thread.run_sync(self._answer, content, kind, heads)
             await _pieces(answer)(scope, receive, send)
 
 
@@ -243,7 +252,7 @@ class Guard:
         await answer(scope, receive, guarded)
 
 
-async def _body(request: Request) -> bytes:
+async def _body(request: Request, *, required: bool) -> bytes:
     """Read a request's body within the limits; a declared length is used only to reject large bodies early."""
     requirement = f"must have at most {LARGEST_UPLOAD:,} bytes"
     declared = request.headers.get("content-length", "0")
@@ -261,7 +270,7 @@ async def _body(request: Request) -> bytes:
     except TimeoutError:
         requirement = f"must arrive at {SLOWEST:,} bytes per second or more"
         raise HTTPException(408, bad("image", requirement, f"less, or nothing for {STALL:.0f} seconds")) from None
-    if not content:
+    if required and not content:
         raise ValueError(bad("image", "must be the bytes of an image file", "an empty body"))
     return bytes(content)
 

@@ -1,4 +1,4 @@
-"""Payloads of one model on given images and on uploaded image files.
+"""Payloads of one model on given images and on uploaded image files, and its logits with changed heads.
 
 Uploads are untrusted: size and declared type are checked before any pixel is decoded. Decoding needs 4 bytes per pixel,
 8 during colour conversion, and 12 for a progressive CMYK JPEG: 600 MB for the largest accepted image.
@@ -9,14 +9,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, final
 
+import msgspec
 import torch
-from jaxtyping import UInt8
+from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 
 from attnconv._util.errors import bad
+from attnconv._util.module_state import evaluating
 from attnconv.data.augmentation import normalise
 from attnconv.data.image_files import TooLargeError, UnsupportedTypeError, fit_picture, open_picture
-from attnconv.explorer.payload_write import Pictures, payload
+from attnconv.explorer.payload_write import Pictures, logits_of, payload
+from attnconv.surgery.head_ablation import HeadChange, ablated
 
 LARGEST_UPLOAD = 20_000_000  # bytes
 LARGEST_PICTURE = 50_000_000  # pixels: more than most phone cameras produce
@@ -33,8 +36,9 @@ class Session:
         sizes: Height and width of the model's input, in pixels.
         mean: Mean of each channel, for pixels scaled to [0, 1]; one number for greyscale, three for RGB.
         std: Standard deviation of each channel, for pixels scaled to [0, 1].
+        examples: The images of the first payload.
         options: Further arguments of `payload`: `title`, `snapshots`, `layers`, `grid`, `prefix`, `budget`,
-            `classes`, `random`.
+            `classes`, `random`, `ablations`.
 
     Example:
         >>> from attnconv import SelfAttention2d
@@ -50,25 +54,53 @@ class Session:
     _: KW_ONLY
     mean: Sequence[float]
     std: Sequence[float]
+    examples: UInt8[Tensor, "b c height width"] | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def payload(
         self, pixels: UInt8[Tensor, "b c height width"], names: Sequence[str] = (), labels: Sequence[str] = ()
     ) -> bytes:
         """Compute the payload of some images; raises the same errors as `attnconv.explorer.payload`."""
-        some = next(self.model.parameters(), torch.zeros(()))  # a model may have no parameters
-        images = normalise(pixels, tuple(self.mean), tuple(self.std)).to(some.device, some.dtype)
+        images = self._inputs(pixels)
         pictures = Pictures(pixels.expand(-1, 3, -1, -1).movedim(1, -1), tuple(names), tuple(labels))
         return payload(self.model, images, pictures=pictures, **self.options)
 
-    def answer(self, content: bytes, declared: str) -> bytes:
-        """Compute the payload for one image file with the declared media type; pass this method to `app` as `answer`.
+    def answer(self, content: bytes, declared: str, heads: str | None = None) -> bytes:
+        """Compute the answer to a request; pass this method to `app` as `answer`.
+
+        Args:
+            content: One image file; empty for the examples, if `heads` is given.
+            declared: The file's media type.
+            heads: Changed heads, as JSON: the second argument of `attnconv.surgery.ablated`.
+
+        Returns:
+            A payload or, if `heads` is given, the logits of the changed model for each image, as JSON.
 
         Raises:
-            ValueError: If the image is rejected (see `read_upload`), or all of its pixels have the same colour.
+            ValueError: If the image is rejected (see `read_upload`), all of its pixels have the same colour, or the
+                heads cannot be changed.
         """
-        pixels = read_upload(content, declared, self.sizes, channels=len(self.mean))
-        return self.payload(pixels[None], ("your image",))
+        pixels = self.examples
+        if content or heads is None or pixels is None:
+            pixels = read_upload(content, declared, self.sizes, channels=len(self.mean))[None]
+        if heads is None:
+            return self.payload(pixels, ("your image",))
+        try:
+            changes = msgspec.json.decode(heads, type=dict[str, dict[int, HeadChange]])
+        except ValueError as error:
+            requirement = "must map names of layers to mappings from heads to changes"
+            raise ValueError(bad("heads", requirement, heads[:80])) from error
+        reading: dict[str, Any] = {name: self.options.get(name) for name in ("grid", "prefix")}
+        with torch.no_grad(), evaluating(self.model), ablated(self.model, changes, **reading):
+            output = self.model(self._inputs(pixels))
+        logits = logits_of(output, len(pixels), len(self.options.get("classes", ())))
+        if logits is None:
+            raise ValueError(bad("model", "must return finite logits of known classes", type(output).__name__))
+        return msgspec.json.encode(logits.tolist())
+
+    def _inputs(self, pixels: UInt8[Tensor, "b c height width"]) -> Float[Tensor, "b c height width"]:
+        some = next(self.model.parameters(), torch.zeros(()))  # a model may have no parameters
+        return normalise(pixels, tuple(self.mean), tuple(self.std)).to(some.device, some.dtype)
 
 
 def read_upload(

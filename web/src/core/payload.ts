@@ -32,8 +32,6 @@ export interface PayloadImage {
   readonly name: string;
   /** The image's class, null if it is unknown. */
   readonly label: string | null;
-  /** The model's most probable classes with their probabilities, the most probable one first; empty if unknown. */
-  readonly predictions: readonly (readonly [string, number])[];
 }
 
 export interface Manifest {
@@ -45,12 +43,16 @@ export interface Manifest {
   readonly layers: readonly Layer[];
   /** Whether the model's parameters are initial random values. */
   readonly random: boolean;
+  /** Names of the model's classes, in the order of its logits; empty without logits. */
+  readonly classes: readonly string[];
 }
 
 export interface Payload {
   readonly manifest: Manifest;
   /** Return a tensor of a layer, such as `of(0, "query")`, or null if the payload has none. */
   of(layer: number, name: string): Tensor | null;
+  /** The model's logits, (n, classes), or null. */
+  readonly logits: Tensor | null;
   /** The images as displayed, uint8 (n, height, width, 3), or null. */
   readonly images: Tensor | null;
 }
@@ -58,7 +60,6 @@ export interface Payload {
 const FORMAT = 1;
 /** Beyond these limits the maps would need more memory than a browser allows. */
 const MOST_HEADS = 4096;
-const MOST_PREDICTIONS = 3; // of an image
 const MOST_NUMBERS = 4e6; // heads x tokens of a layer: the size of its maps for one query
 
 /** Read and validate a payload. */
@@ -71,6 +72,7 @@ export function openPayload(bytes: ArrayBuffer): Payload {
   return {
     manifest,
     of: (layer, name) => file.tensor(`${layer}.${name}`),
+    logits: file.tensor("logits"),
     images: file.tensor("images"),
   };
 }
@@ -96,24 +98,16 @@ function manifestOf(text: string): Manifest {
     times,
     layers,
     random: boolean(all["random"] ?? false, "random"),
+    classes: list(all["classes"] ?? [], "classes").map((entry, index) => string(entry, `classes[${index}]`)),
   };
 }
 
 function imageOf(value: unknown, path: string): PayloadImage {
   const all = record(value, path);
-  const predictions = list(all["predictions"] ?? [], `${path}.predictions`);
-  if (predictions.length > MOST_PREDICTIONS) fail(`${path}.predictions`, `must have at most ${MOST_PREDICTIONS} entries`, predictions.length);
   return {
     name: string(all["name"], `${path}.name`),
     label: (all["label"] ?? null) === null ? null : string(all["label"], `${path}.label`),
-    predictions: predictions.map((entry, index) => predictionOf(entry, `${path}.predictions[${index}]`)),
   };
-}
-
-function predictionOf(value: unknown, path: string): readonly [string, number] {
-  const [name, probability, ...rest] = list(value, path);
-  const known = typeof name === "string" && typeof probability === "number" && probability >= 0 && probability <= 1;
-  return known && rest.length === 0 ? [name, probability] : fail(path, "must be a name and a probability from 0 to 1", value);
 }
 
 function layerOf(value: unknown, path: string, times: number): Layer {
@@ -169,7 +163,7 @@ function named<T>(entries: readonly (readonly [string, T])[]): Readonly<Record<s
 /** Names of the element types in error messages. */
 const TYPES: Readonly<Record<Kind, string>> = { U8: "uint8", I32: "int32", F16: "float16", F32: "float32", F64: "float64" };
 
-/** Tensors that a layer may have: element type and shape. The manifest defines t, n, h, H, W, T and prefix; e and m are free. */
+/** Tensors that a layer may have: element type and shape. The manifest defines t, n, h, c, H, W, T and prefix; e and m are free. */
 const FORMS: Readonly<Record<string, readonly [Kind, ...string[]]>> = {
   shift_scores: ["F32", "t", "h", "2H-1", "2W-1"],
   centres: ["F32", "t", "h", "2"],
@@ -183,6 +177,8 @@ const FORMS: Readonly<Record<string, readonly [Kind, ...string[]]>> = {
   prefix_mass: ["F16", "n", "h", "m"],
   class_rows: ["F16", "n", "h", "prefix", "T"],
   class_mass: ["F16", "n", "h", "prefix"],
+  zero_logits: ["F16", "n", "h", "c"],
+  convolution_logits: ["F16", "n", "h", "c"],
 };
 const NEEDED: Readonly<Record<LayerKind, readonly string[]>> = {
   positions: [], // a table of shifts, or the centres and precision matrices of Gaussian heads
@@ -190,18 +186,19 @@ const NEEDED: Readonly<Record<LayerKind, readonly string[]>> = {
   rows: ["queries", "probabilities"],
 };
 /** Tensors that must be stored together. */
-const PAIRS = [["row_scores", "column_scores"], ["centres", "precision"], ["class_rows", "class_mass"]] as const;
+const PAIRS = [["zero_logits", "convolution_logits"], ["row_scores", "column_scores"], ["centres", "precision"], ["class_rows", "class_mass"]] as const;
 
 function checkTensors(file: Safetensors, manifest: Manifest): void {
   const n = manifest.images.length;
   if (n > 0 || file.described.has("images")) checkTensor(file, "images", ["U8", "n", "height", "width", "3"], { n, "3": 3 });
   manifest.layers.forEach((layer, index) => checkLayer(file, layer, index, manifest));
+  if (file.described.has("logits")) checkTensor(file, "logits", ["F32", "n", "c"], { n, c: manifest.classes.length });
 }
 
 function checkLayer(file: Safetensors, layer: Layer, index: number, manifest: Manifest): void {
   const [H, W] = layer.sizes;
   const sizes: Record<string, number> = {
-    t: manifest.times.length, n: manifest.images.length, h: layer.heads, H, W, T: H * W, "2": 2, prefix: layer.prefix,
+    t: manifest.times.length, n: manifest.images.length, c: manifest.classes.length, h: layer.heads, H, W, T: H * W, "2": 2, prefix: layer.prefix,
     "2H-1": 2 * H - 1, "2W-1": 2 * W - 1,
   };
   const has = (name: string): boolean => file.described.has(`${index}.${name}`);

@@ -1,4 +1,6 @@
 /** Loading of payloads: embedded in the page, from the server, or from scripts next to the page. */
+import type { HeadChange } from "../core/headChanges";
+import { type Payload, openPayload } from "../core/payload";
 import { isRecord } from "../core/safetensors";
 
 const embedded = (): string => document.getElementById("attnconv-payload")?.textContent?.trim() ?? "";
@@ -27,9 +29,22 @@ function mark(): string | null {
   return document.querySelector('meta[name="attnconv-server"]')?.getAttribute("content") ?? null;
 }
 
-/** Send an image to the server and return the new payload. */
-export async function sendImage(picture: Blob): Promise<ArrayBuffer> {
-  return bytesOf(await asked("image", { method: "POST", body: picture }));
+/** The visitor's image of each payload. */
+const sent = new WeakMap<Payload, Blob>();
+
+/** Send an image to the server and open the new payload. */
+export async function sendImage(picture: Blob): Promise<Payload> {
+  const payload = openPayload(await bytesOf(await asked("image", { method: "POST", body: picture })));
+  sent.set(payload, picture);
+  return payload;
+}
+
+/** Ask the server for the logits of a payload's images with some heads changed. */
+export async function askLogits(payload: Payload, changes: readonly HeadChange[]): Promise<number[][]> {
+  const heads: Record<string, Record<number, string>> = {};
+  for (const { layer, head, to } of changes) (heads[payload.manifest.layers[layer]!.name] ??= {})[head] = to;
+  const answer = await asked(`image?heads=${encodeURIComponent(JSON.stringify(heads))}`, { method: "POST", body: sent.get(payload) ?? null });
+  return JSON.parse(new TextDecoder().decode(await bytesOf(answer))) as number[][];
 }
 
 async function fetchPayload(): Promise<ArrayBuffer | null> {

@@ -36,6 +36,8 @@ export interface ModelState {
   readonly own: string;
   /** The same for the second model; empty if there is none or it was opened by the visitor. */
   readonly second: string;
+  /** Changed heads of the first model, see `changesIn`. */
+  readonly changed: string;
   /** Sort column of the table of heads; empty for the model's order. */
   readonly sort: string;
   readonly down: boolean;
@@ -64,6 +66,7 @@ export const MODEL: ModelState = {
   time: -1,
   own: "",
   second: "",
+  changed: "",
   sort: "",
   down: true,
   layerSort: "",
