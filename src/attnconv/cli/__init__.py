@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 from attnconv._util.errors import did_you_mean, printable
 from attnconv._util.exports import missing
+from attnconv._util.openmp import limit_spinning
 from attnconv._util.settings import SettingsError
 from attnconv.cli.parsing import in_flags, parse
 
@@ -66,6 +67,7 @@ examples:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one command and exit with its status, which is 130 after Ctrl-C and 143 after SIGTERM."""
+    limit_spinning()
     try:
         status = _status(list(sys.argv[1:] if arguments is None else arguments))
         sys.stdout.flush()
