@@ -1,7 +1,7 @@
 """Measurement of time and peak memory, shared by all benchmarks.
 
     time        contenders take turns (A B C A B C ..), so that disturbances affect all of them
-    ratio       ratio of medians; its range is that of the ratios within rounds
+    ratio       ratio of medians; its range is that of the ratios within rounds, without disturbed rounds
     memory      peak of one step in a separate process, excluding inputs; on a GPU, memory allocated by torch
     exponent    slope of the least-squares line through (log size, log seconds)
 
@@ -32,11 +32,16 @@ _IMPORTED_FROM = (Path(__file__).parents[1], Path(attnconv.__file__).parents[1])
 
 @dataclass(frozen=True)
 class Ratio:
-    """Ratio of two medians, with the minimum and maximum of the ratios within rounds."""
+    """Ratio of two medians, with the minimum and maximum of the ratios within rounds.
+
+    A round in which one of the two took over twice its median time was disturbed by other processes. It counts for the
+    medians, but not for the range.
+    """
 
     value: float
     least: float
     most: float
+    disturbed: int = 0
 
     @staticmethod
     def of(over: Sequence[float], under: Sequence[float]) -> "Ratio":
@@ -46,9 +51,10 @@ class Ratio:
             >>> Ratio.of((2.0, 4.0), (1.0, 1.0))
             Ratio(value=3.0, least=2.0, most=4.0)
         """
-        rounds = [a / b for a, b in zip(over, under, strict=True)]
-        value = statistics.median(over) / statistics.median(under)
-        return Ratio(value, min(value, *rounds), max(value, *rounds))
+        usual = statistics.median(over), statistics.median(under)
+        rounds = [a / b for a, b in zip(over, under, strict=True) if a <= 2 * usual[0] and b <= 2 * usual[1]]
+        value = usual[0] / usual[1]
+        return Ratio(value, min(value, *rounds), max(value, *rounds), len(over) - len(rounds))
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from typing import Any
 from attnconv.report.figure_style import save
 from attnconv.training.run_folder import write_json, write_text
 from benchmarks.figures import FIGURES
+from benchmarks.measure import Ratio
 from benchmarks.results import QUESTIONS, Results, Row
 
 _TEXT = ("case", "contender")  # left-aligned columns
@@ -80,6 +81,11 @@ def _plain(row: Row) -> dict[str, Any]:
     return {**asdict(row), "seconds": {**times, "rounds": list(row.seconds)}}
 
 
+def _ratio(ratio: Ratio) -> str:
+    disturbed = f"; {ratio.disturbed} disturbed rounds" if ratio.disturbed else ""
+    return f"{ratio.value:.2f} ({ratio.least:.2f} to {ratio.most:.2f}{disturbed})"
+
+
 def _cells(row: Row) -> dict[str, str]:
     ratio, memory = row.ratio, row.memory
     return {
@@ -88,7 +94,7 @@ def _cells(row: Row) -> dict[str, str]:
         "median": duration(row.median),
         "min": duration(min(row.seconds)),
         "max": duration(max(row.seconds)),
-        "ratio": "" if ratio is None else f"{ratio.value:.2f} ({ratio.least:.2f} to {ratio.most:.2f})",
+        "ratio": "" if ratio is None else _ratio(ratio),
         "memory": "" if memory is None else size(memory.step),
         "tensors": "" if memory is None else size(memory.tensors),
         "memory ratio": "" if row.memory_ratio is None else f"{row.memory_ratio:.2f}",

@@ -80,9 +80,14 @@ def test_no_measurement_asks_torch_for_its_default_device(monkeypatch: pytest.Mo
 
 
 def test_the_spread_of_a_ratio_holds_the_ratio_of_medians() -> None:
-    found = Ratio.of((1.0, 2.0, 3.0), (4.0, 1.0, 0.5))
-    assert found == Ratio(2.0, 0.25, 6.0)
+    found = Ratio.of((1.0, 2.0, 3.0), (2.0, 1.0, 0.5))
+    assert found == Ratio(2.0, 0.5, 6.0)
     assert Ratio.of((3.0, 1.0, 2.0), (3.0, 1.0, 2.0)) == Ratio(1.0, 1.0, 1.0)
+
+
+def test_disturbed_rounds_do_not_widen_the_spread() -> None:
+    found = Ratio.of((2.0, 2.0, 300.0, 2.0, 2.2), (1.0, 1.0, 1.0, 2.1, 1.0))
+    assert found == Ratio(2.0, 2.0, 2.2, disturbed=2)
 
 
 def test_no_rounds_are_refused() -> None:
