@@ -2,8 +2,9 @@
 
     python -m experiments.attention_only --root PATH/TO/CIFAR --out results/attention-only
 
-Every model has the sizes of the preset `quadratic-small` or, with `--width 64`, of scale `mini`; "three stages" is
-`quadratic-fast`, with the same change of width. Runs are kept as in `experiments.starts`.
+With `--width 128`, models have the sizes of the preset `quadratic-small`, "three stages" is `quadratic-fast`, and
+"ResNet" has as many multiply-adds in its convolutions as these have in their linear maps. With `--width 64`, all models
+have half as many channels, as at scale `mini`. Runs are kept as in `experiments.starts`.
 """
 
 from collections.abc import Mapping
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 from attnconv.layers import GatedPositionalAttention
 from attnconv.models import build
 from attnconv.models.presets import PRESETS
-from attnconv.models.settings import AttentionSettings, ModelSettings, StagedSettings
+from attnconv.models.settings import AttentionSettings, ModelSettings, ResNetSettings, StagedSettings
 from attnconv.training.recipes import recipe as preset_recipe
 from attnconv.training.settings import AcceleratorName
 from experiments.training import Recipe, data_of, report, trained
@@ -43,6 +44,12 @@ class Row:
     """Move the initial centres of staged classifiers to random shifts, as in the paper."""
     gated: bool = False
     """Use ConViT's layers, with attention to content beside attention to positions, and heads of width / 9 channels."""
+    resnet: bool = False
+    """Use a ResNet instead."""
+
+    def key(self) -> dict[str, Any]:
+        """Return the changes as plain values, which identify the row."""
+        return {name: value for name, value in asdict(self).items() if value != getattr(Row(), name)}
 
 
 LEARNED = {"encoding": "learned"}
@@ -67,6 +74,7 @@ ROWS: dict[str, Row] = {
     "three stages, width 0.25": Row(staged=True, spread=4.0),
     "three stages, -I": Row(staged=True, values="-I"),
     "three stages, mimetic": Row(staged=True, values="mimetic"),
+    "ResNet": Row(resnet=True),
 }
 
 
@@ -88,6 +96,8 @@ class Settings:
     """Number of channels; the MLPs have twice as many."""
     epochs: int = 10
     """Number of epochs."""
+    limit: int | None = None
+    """Number of training images; None for all 50,000."""
     device: AcceleratorName = "auto"
     """Device to train on."""
 
@@ -112,7 +122,7 @@ def main(settings: Settings) -> None:
     for seed in settings.seeds:
         for name in settings.rows:
             row = ROWS[name]
-            key = [seed, asdict(row), settings.width]
+            key = [seed, row.key(), settings.width]
             training, make = recipe.settings(settings.root, seed), partial(model_of, row, seed, settings)
             runs.append((name, seed, trained(settings.kept, f"{name} {seed}", key, make, training, data)))
     report("attention_only", runs, settings, settings.out)
@@ -122,7 +132,7 @@ def recipe_of(settings: Settings) -> Recipe:
     """Return the recipe of `quadratic-small`."""
     known = preset_recipe("quadratic-small")
     train = replace(known.train, epochs=settings.epochs, accelerator=settings.device)
-    return Recipe(known.optim, train, known.schedule, known.augment)
+    return Recipe(known.optim, train, known.schedule, known.augment, settings.limit)
 
 
 def model_of(row: Row, seed: int, settings: Settings) -> nn.Module:
@@ -134,8 +144,11 @@ def model_of(row: Row, seed: int, settings: Settings) -> nn.Module:
     changed: ModelSettings = replace(sizes, **{"width": width, "mlp_width": 2 * settings.width, **row.changes})
     if row.staged:
         changed = StagedSettings(widths=(width // 2, width, 3 * width // 2))
+    if row.resnet:
+        base = round(width * 35 / 128)
+        changed = ResNetSettings(widths=(base, 2 * base, 4 * base), blocks=(1, 1, 1))
     model: Any = build(changed)
-    for block in model.blocks:
+    for block in () if row.resnet else model.blocks:
         if row.anywhere:
             nn.init.normal_(block.attention.encoding.centres, std=2.0)
         if row.gated:
