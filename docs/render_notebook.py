@@ -1,7 +1,11 @@
-"""Run a notebook and write it as a Markdown page with its outputs: python docs/render_notebook.py NOTEBOOK FOLDER."""
+"""Run a notebook and write it as a Markdown page with its outputs: python docs/render_notebook.py NOTEBOOK FOLDER.
+
+In workflows of GitHub, which name the repository in their environment, the page links to the notebook in Colab.
+"""
 
 import io
 import json
+import os
 import sys
 from contextlib import redirect_stdout
 from pathlib import Path
@@ -37,6 +41,10 @@ def render(path: Path, folder: Path) -> None:
             figure.savefig(folder / name, dpi=150)
             parts.append(f"![Figure drawn by the cell above]({name})")
         plt.close("all")
+    repository, ref = (os.environ.get(name, "") for name in ("GITHUB_REPOSITORY", "GITHUB_REF_NAME"))
+    if repository and ref:
+        address = f"https://colab.research.google.com/github/{repository}/blob/{ref}/notebooks/{path.name}"
+        parts.insert(1, f"[Open this notebook in Colab]({address})")
     (folder / f"{path.stem}.md").write_text("\n\n".join(parts) + "\n", encoding="utf-8")
 
 

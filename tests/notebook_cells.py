@@ -3,11 +3,12 @@
     python -m tests.notebook_cells NOTEBOOK [FOLDER]
 
 As in Jupyter, the value of a cell's last expression is shown: printed, or if it is a figure, written as a PNG to
-FOLDER, like the open figures of pyplot. Lines that start with % are skipped.
+FOLDER, like the open figures of pyplot. Lines with magic commands (%) do nothing.
 """
 
 import ast
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ def code_cells(path: Path) -> list[tuple[str, str]]:
 
 def run_cell(source: str, name: str, namespace: dict[str, Any]) -> Any:
     """Execute a cell and return the value of its last statement, or None if it is not an expression."""
-    plain = "\n".join("" if line.startswith("%") else line for line in source.split("\n"))
+    plain = re.sub(r"^(\s*)%.*", r"\1pass", source, flags=re.MULTILINE)
     tree = ast.parse(plain, name)
     last = tree.body[-1] if tree.body else None
     if not isinstance(last, ast.Expr):
