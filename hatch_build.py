@@ -74,7 +74,13 @@ class ReadmeHook(MetadataHookInterface):
         metadata["urls"] = {}
         if server and repository and ref:
             address = f"{server}/{repository}"
-            metadata["urls"] = {"Source": address, "Changelog": f"{address}/blob/{ref}/CHANGELOG.md"}
+            owner, _, name = repository.partition("/")
+            metadata["urls"] = {
+                "Documentation": f"https://{owner}.github.io/{name}",  # see .github/workflows/site.yml
+                "Source": address,
+                "Issues": f"{address}/issues",
+                "Changelog": f"{address}/blob/{ref}/CHANGELOG.md",
+            }
             for start, kind in ((r"!\[[^\]]*\]", "raw"), (r"(?<!!)\[[^\]]*\]", "blob")):
                 relative = rf"({start}\()(?!https?:|#)([^)]+\))"
                 text = re.sub(relative, rf"\1{address}/{kind}/{ref}/\2", text)
