@@ -210,6 +210,18 @@ export const checks = {
     await close();
   },
 
+  async "short steps fit the window, without a scroll bar"(browser) {
+    const { page, close } = await opened(browser, { ...at(1), viewport: { width: 1440, height: 900 } });
+    assert.ok((await page.evaluate(() => document.documentElement.scrollHeight)) <= 900);
+    await close();
+  },
+
+  async "step 5 names both column shifts that have the highest score"(browser) {
+    const { page, close } = await opened(browser, { hash: "#view=article&article.step=5&article.centre=0,1.5" });
+    await page.getByText("Column shifts 1 and 2 have the highest score").first().waitFor();
+    await close();
+  },
+
   async "numbers have at most four significant digits"(browser) {
     for (let number = 1; number <= STEPS; number++) {
       const { page, close } = await opened(browser, at(number));
