@@ -30,6 +30,8 @@ export interface Plan {
   readonly gap: number;
   /** The heads from left to right. */
   readonly order: readonly number[];
+  /** The highlighted head, or -1. */
+  readonly selected: number;
 }
 
 /** The maps of one layer on the page. */
@@ -43,7 +45,7 @@ export class Strip {
   readonly ends: Float64Array;
   readonly sheet = new Sheet();
   visible = false;
-  plan: Plan = { columns: 1, side: 0, above: 0, gap: 0, order: [] };
+  plan: Plan = { columns: 1, side: 0, above: 0, gap: 0, order: [], selected: -1 };
   /** Called some frames after the maps have changed. */
   changed: (maps: Maps, choice: Choice) => void = () => {};
 
@@ -140,13 +142,14 @@ function draw(strip: Strip, wanted: Wanted): void {
   sheet.write(maps.heads, sizes[1], choice.softmax ? brightnessOf(sizes[0] * sizes[1], wanted.tokens) : scoreBrightness);
   const context = strip.canvas?.getContext("2d");
   if (!context) return;
-  const { columns, side, above, gap, order } = strip.plan;
+  const { columns, side, above, gap, order, selected } = strip.plan;
+  const ellipses = payload.of(layer, "centres") !== null && choice.prefix < 0; // outlines of tokens are drawn only for one head
   const frame = frameOf(sizes, [Math.floor(maps.query / sizes[1]), maps.query % sizes[1]], wanted.near);
   const height = heightOf(side, frame);
   const unit = Math.min(devicePixelRatio, 2);
   fit(context.canvas, [Math.ceil(maps.heads.length / columns) * (above + height + gap) - gap, columns * (side + gap) - gap], unit);
   order.forEach((head, index) => {
-    const lines = linesOf(payload, { layer, head, query: maps.query }, maps.heads[head]!, choice, wanted);
+    const lines = linesOf(payload, { layer, head, query: maps.query }, maps.heads[head]!, choice, ellipses || head === selected ? wanted : { ...wanted, half: false, most: false });
     const at = [Math.floor(index / columns) * (above + height + gap) + above, (index % columns) * (side + gap)] as const;
     const scaled = { at: [at[0] * unit, at[1] * unit], size: [height * unit, side * unit] } as const;
     drawMap(context, sheet, head, { width: sizes[1], frame, lines, unit, ...scaled });

@@ -22,6 +22,9 @@ export function brightnessOf(tokens: number, finest: number): (probability: numb
 /** Return the brightness of a score relative to the largest score of its map. */
 export const scoreBrightness = (score: number): number => Math.max(0, 1 + score / DEPTH);
 
+/** Whether attention is almost uniform: no probability is twice the uniform one. */
+export const isFlat = (map: Float64Array): boolean => map.every((probability) => probability * map.length < 2);
+
 /** Return the marks of the legend, and their places from 0 to 1: powers of 4 (or of 16), and the end of the scale. */
 export function legendMarks(finest: number): { times: number; at: number }[] {
   if (finest <= 1) return [{ times: 1, at: 0 }];
