@@ -1,6 +1,6 @@
 /** What the model explorer's maps, planes and words say about heads and images. */
 import assert from "node:assert/strict";
-import { shown } from "./explorer.mjs";
+import { button, shown } from "./explorer.mjs";
 import { made } from "./payloads.mjs";
 
 export const checks = {
@@ -13,6 +13,53 @@ export const checks = {
     const between = (one, other) => Math.hypot(one.box.x - other.box.x, one.box.y - other.box.y);
     for (const [one, other] of [[1, 2], [1, 3], [2, 3]]) assert.ok(between(discs[one], discs[other]) > 12, `${one} and ${other}`);
     await page.getByText("mean shifts, ±4 tokens dashed: wider than shown").waitFor();
+    assert.deepEqual(seen, []);
+    await close();
+  },
+
+  async "predictions name the weights they belong to, and the mean over images has none"(browser) {
+    const bytes = made({ layers: 1, heads: 3, side: 8, images: 2, known: true, times: 3 });
+    const { page, seen, close } = await shown(browser, bytes, { hash: "&model.time=1&model.zoomed=true&model.changed=0.0.zero" });
+    await page.getByText("With the final weights: ✓ Right. Label: frog.").waitFor();
+    await button(page, "Next snapshot").click();
+    await page.getByText("With the final weights").waitFor({ state: "detached" });
+    await button(page, "mean over all 2").click();
+    await page.locator(".zoom [role=status]").getByText("head 0 switched off: select one image").waitFor();
+    assert.equal(await page.locator("main").getByText(/Predicted:/).count(), 0);
+    assert.deepEqual(seen, []);
+    await close();
+  },
+
+  async "a changed head is marked on its map and under the image, also after a reload, and can be undone there"(browser) {
+    const bytes = made({ layers: 2, heads: 3, side: 8, images: 2, known: true });
+    for (const undone of [/^layer 1, head 2 switched off: undo$/, /^Undo$/]) {
+      const { page, seen, close } = await shown(browser, bytes, { hash: "&model.changed=1.2.zero" });
+      await page.locator("figcaption").getByText("layer 1, head 2 switched off. Then predicted: cat 50%").waitFor();
+      await button(page, undone).click();
+      await button(page, undone).waitFor({ state: "detached" });
+      await page.waitForFunction(() => !location.hash.includes("changed"));
+      assert.equal(await page.locator(".changed").count(), 0);
+      await button(page, /^layer 0, head 1: enlarge$/).click();
+      await button(page, "nearest convolution").click();
+      await page.locator(".zoom").getByText("Map and formula show the attention as trained.").waitFor();
+      assert.deepEqual(seen, []);
+      await close();
+    }
+  },
+
+  async "the veil over the image is clear where a head attends most, and there is none for a uniform head"(browser) {
+    const { page, seen, close } = await shown(browser, made({ kind: "rows", layers: 1, heads: 3, side: 8 }));
+    await page.locator(".map .stage").nth(0).hover();
+    await page.getByText("layer 0, head 0: bright where it attends").waitFor();
+    const opacity = await page.locator("canvas.veil").evaluate((veil) => {
+      const { data } = veil.getContext("2d").getImageData(0, 0, 8, 8);
+      return [data[3], data[4 * 9 + 3]];
+    });
+    assert.equal(opacity[0], 0);
+    assert.ok(opacity[1] > 150);
+    await page.locator(".map .stage").nth(1).hover();
+    await page.getByText("layer 0, head 1: attends almost uniformly").waitFor();
+    assert.equal(await page.locator("canvas.veil").count(), 0);
     assert.deepEqual(seen, []);
     await close();
   },
