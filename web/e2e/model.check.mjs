@@ -211,7 +211,7 @@ export const checks = {
     await page.getByText("✗ Wrong. Label: ship. Predicted: truck 50%, ship 40%, frog 5%.").waitFor();
     await page.waitForFunction(() => /model.image=1/.test(location.hash));
     assert.equal(await tiles.nth(1).getAttribute("aria-pressed"), "true");
-    await page.getByText("random weights, this model is not trained").waitFor();
+    await page.getByText("random weights: not trained").waitFor();
     await button(page, "class token").click();
     await button(page, /^layer 0, head 0: enlarge$/).click();
     assert.equal(await number(page, "probability"), 1);
