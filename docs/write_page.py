@@ -7,15 +7,24 @@ loads a model when it is selected, also from disk.
 import sys
 from pathlib import Path
 
-from attnconv.explorer import example, export
+from attnconv.explorer import example, export, read_payload
 
 MODELS = Path(__file__).resolve().parent / "models"
+ACCURACY = {"quadratic": 84.1, "learned": 82.7, "learned-content": 70.4}  # of the runs in `results`, in percent
 
 
 def main(folder: str) -> Path:
     """Write the page, and return its path."""
     stored = {name: (MODELS / f"{name}.safetensors").read_bytes() for name in ("learned", "learned-content")}
-    return export(None, folder, models={"quadratic": example(), **stored})
+    models = {"quadratic": example(), **stored}
+    about = {name: describe(content, ACCURACY[name]) for name, content in models.items()}
+    return export(None, folder, models=models, about=about)
+
+
+def describe(content: bytes, accuracy: float) -> str:
+    """Describe a model in one line."""
+    layers = read_payload(content).layers
+    return f"Trained on CIFAR-10, test accuracy {accuracy}%, {len(layers)} × {layers[0].heads} heads"
 
 
 if __name__ == "__main__":

@@ -76,14 +76,14 @@ class TestExport:
     def test_several_models_are_listed_and_stored_as_scripts(self, built: Path, tmp_path: Path) -> None:
         model = SelfAttention2d(3, 4, heads=2)
         models = {"first": payload(model, title="</script> first"), "nine-heads": payload(model, title="Nine")}
-        path = export(None, tmp_path / "out", models=models)
+        path = export(None, tmp_path / "out", models=models, about={"nine-heads": "Trained on digits"})
         page = path.read_text(encoding="utf-8")
         listed = re.search(r'<script type="application/json" id="attnconv-models">(.*)</script>\n</body>', page)
         assert listed is not None
         assert "</script>" not in listed[1]
         assert json.loads(listed[1]) == [
             {"title": "</script> first", "file": "models/first.js"},
-            {"title": "Nine", "file": "models/nine-heads.js"},
+            {"title": "Nine", "file": "models/nine-heads.js", "about": "Trained on digits"},
         ]
         for name, content in models.items():
             script = (path.parent / "models" / f"{name}.js").read_text(encoding="utf-8")

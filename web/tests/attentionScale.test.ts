@@ -10,11 +10,14 @@ test("uniform attention is dark, all attention on one token is brightest, and th
   expect(brightnessOf(1, 1)(1)).toBe(0);
 });
 
-test("scores have a fixed scale", () => expect([0, -3, -12, -99].map(scoreBrightness)).toEqual([1, 0.75, 0, 0]));
+test("scores have the colours of their probabilities", () => {
+  expect([-99, 0, Math.log(8), Math.log(64), 99].map(scoreBrightness(64))).toEqual([0, 0, 0.5, 1, 1]);
+});
 
 test("the legend has powers of 4 and the end", () => {
   expect(legendMarks(64).map(({ times }) => times)).toEqual([1, 4, 16, 64]);
   expect(legendMarks(196).map(({ times }) => times)).toEqual([1, 4, 16, 64, 196]);
+  expect(legendMarks(576).map(({ times }) => times)).toEqual([1, 4, 16, 64, 576]);
   expect(legendMarks(1024).at(-1)).toEqual({ times: 1024, at: 1 });
   expect(legendMarks(1)).toEqual([{ times: 1, at: 0 }]);
 });

@@ -41,9 +41,12 @@ def with_payload(page: str, content: bytes) -> str:
     return _before_end(page, _PAYLOAD.format(base64.b64encode(content).decode("ascii")))
 
 
-def with_models(page: str, titles: Mapping[str, str]) -> str:
-    """Add the list of models, of which each has a name and a title, to the page."""
-    models = [{"title": title, "file": f"models/{name}.js"} for name, title in titles.items()]
+def with_models(page: str, titles: Mapping[str, str], about: Mapping[str, str] | None = None) -> str:
+    """Add the list of models, of which each has a name, a title and perhaps a description, to the page."""
+    models = [
+        {"title": title, "file": f"models/{name}.js"} | ({"about": about[name]} if about and name in about else {})
+        for name, title in titles.items()
+    ]
     return _before_end(page, _MODELS.format(json.dumps(models).replace("<", "\\u003c")))  # a title may contain a tag
 
 
@@ -63,7 +66,13 @@ def with_server(page: str, *, images: bool) -> str:
     return re.sub(r"<head(\s[^>]*)?>", lambda head: head[0] + mark, page, count=1)
 
 
-def export(payload: bytes | None, folder: str | Path, *, models: Mapping[str, bytes] | None = None) -> Path:
+def export(
+    payload: bytes | None,
+    folder: str | Path,
+    *,
+    models: Mapping[str, bytes] | None = None,
+    about: Mapping[str, str] | None = None,
+) -> Path:
     """Write the page and its payloads to a folder; the page can be opened from disk or hosted, without Python.
 
     Args:
@@ -73,6 +82,7 @@ def export(payload: bytes | None, folder: str | Path, *, models: Mapping[str, by
         models: Payloads that are listed on the page and loaded when they are selected, by name; written to
             `models/NAME.js`. Their titles are those of the payloads. Names consist of lower-case letters, digits and
             hyphens.
+        about: Descriptions of these models, by name, such as "trained on CIFAR-10, test accuracy 84.1%".
 
     Returns:
         The path of the page, `index.html`, which also embeds `payload`.
@@ -93,7 +103,7 @@ def export(payload: bytes | None, folder: str | Path, *, models: Mapping[str, by
         read_payload(payload)
         page = with_payload(page, payload)
     if models:
-        page = with_models(page, titles)
+        page = with_models(page, titles, about)
     folder = Path(folder)
     if folder.exists() and not folder.is_dir():
         raise ValueError(bad("folder", "must be a folder or must not exist yet", f"the file {folder}"))

@@ -10,6 +10,8 @@ export interface HeadChange {
   readonly to: (typeof CHANGES)[number];
 }
 
+export const CHANGE_WORDS = { zero: "switched off", convolution: "replaced with the nearest convolution" } as const;
+
 const ENTRY = /^(\d{1,4})\.(\d{1,4})\.(\w+)$/;
 
 /** Read changes; those of heads that the payload does not have are ignored. */
@@ -22,6 +24,10 @@ export function changesIn(text: string, { manifest: { layers } }: Payload): Head
 }
 
 export const changesText = (changes: readonly HeadChange[]): string => changes.map(({ layer, head, to }) => `${layer}.${head}.${to}`).join(",");
+
+/** Describe changes, "layer 0, head 1 switched off; ...". */
+export const changesWords = (changes: readonly HeadChange[]): string =>
+  changes.map(({ layer, head, to }) => `layer ${layer}, head ${head} ${CHANGE_WORDS[to]}`).join("; ");
 
 /** Return the logits of an image with one head changed; null if the payload does not contain them. */
 export function changedLogits(payload: Payload, image: number, { layer, head, to }: HeadChange): Numbers | null {

@@ -3,7 +3,7 @@
  * animation frame.
  *
  * Probabilities are the softmax of the chosen scores, or its mean over images. Scores only matter up to a constant per
- * row, so they are relative to the largest score of the map: at most 0.
+ * row, so they are relative to uniform attention: s - log(mean over keys of exp(s)), which is log(p T) for one image.
  */
 import type { Layer, Payload } from "./payload";
 import { type Part, type Place, partsOf, softmax, storedQueries, writeScores, writeRow } from "./rows";
@@ -30,7 +30,6 @@ export interface Maps {
   readonly values: Float64Array;
   /** Views of `values`, one map per head. */
   readonly heads: readonly Float64Array[];
-  readonly least: Float64Array;
   readonly largest: Float64Array;
   /** The query of these maps: the requested token, or the nearest one with stored rows. */
   query: number;
@@ -42,7 +41,7 @@ export function emptyMaps(layer: Layer): Maps {
   const tokens = layer.sizes[0] * layer.sizes[1];
   const values = new Float64Array(layer.heads * tokens);
   const heads = Array.from({ length: layer.heads }, (_, head) => values.subarray(head * tokens, (head + 1) * tokens));
-  return { values, heads, least: new Float64Array(layer.heads), largest: new Float64Array(layer.heads), query: 0, lack: "" };
+  return { values, heads, largest: new Float64Array(layer.heads), query: 0, lack: "" };
 }
 
 /** Return the rows and columns of the finest grid among a payload's layers; query positions refer to this grid. */
@@ -139,7 +138,7 @@ export function writeMap(payload: Payload, place: HeadQuery, choice: Choice, int
       for (let key = 0; key < into.length; key++) into[key]! += scratch[key]! / images;
     }
   }
-  if (!choice.softmax) lessLargest(into);
+  if (!choice.softmax) lessUniform(into);
   return true;
 }
 
@@ -150,21 +149,23 @@ export function fillMaps(maps: Maps, payload: Payload, layer: number, token: num
   if (maps.lack) return;
   maps.heads.forEach((map, head) => {
     if (!writeMap(payload, { layer, head, query: maps.query }, choice, map)) maps.lack = NOT_STORED;
-    let [least, largest] = [Infinity, -Infinity];
-    for (let key = 0; key < map.length; key++) {
-      const value = map[key]!;
-      if (value < least) least = value;
-      if (value > largest) largest = value;
-    }
-    maps.least[head] = least;
-    maps.largest[head] = largest;
+    maps.largest[head] = largestOf(map);
   });
 }
 
-function lessLargest(scores: Float64Array): void {
+function largestOf(map: Float64Array): number {
   let most = -Infinity;
-  for (let key = 0; key < scores.length; key++) if (scores[key]! > most) most = scores[key]!;
-  for (let key = 0; key < scores.length; key++) scores[key]! -= most;
+  for (let key = 0; key < map.length; key++) if (map[key]! > most) most = map[key]!;
+  return most;
+}
+
+/** Subtract the log of the mean of exp(scores). */
+function lessUniform(scores: Float64Array): void {
+  const most = largestOf(scores);
+  let sum = 0;
+  for (let key = 0; key < scores.length; key++) sum += Math.exp(scores[key]! - most);
+  const uniform = most + Math.log(sum / scores.length);
+  for (let key = 0; key < scores.length; key++) scores[key]! -= uniform;
 }
 
 /** Write the softmax of a map of scores to another array, for contours and centres. */

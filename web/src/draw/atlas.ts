@@ -30,6 +30,8 @@ export interface Plan {
   readonly gap: number;
   /** The heads from left to right. */
   readonly order: readonly number[];
+  /** The highlighted head, or -1. */
+  readonly selected: number;
 }
 
 /** The maps of one layer on the page. */
@@ -37,13 +39,13 @@ export class Strip {
   readonly maps: Maps;
   /** One canvas for all maps: the browser's overhead per canvas is larger than the cost of its pixels. */
   canvas: HTMLCanvasElement | null = null;
-  /** Elements that show the largest probability or the smallest score of each map. */
+  /** Elements that show the largest probability or score of each map. */
   readonly captions: (HTMLElement | null)[] = [];
   /** The numbers for the captions. */
   readonly ends: Float64Array;
   readonly sheet = new Sheet();
   visible = false;
-  plan: Plan = { columns: 1, side: 0, above: 0, gap: 0, order: [] };
+  plan: Plan = { columns: 1, side: 0, above: 0, gap: 0, order: [], selected: -1 };
   /** Called some frames after the maps have changed. */
   changed: (maps: Maps, choice: Choice) => void = () => {};
 
@@ -52,7 +54,7 @@ export class Strip {
     readonly layer: number,
     /** Called with the reason why there are no maps; empty if there are. */
     readonly lacks: (words: string) => void,
-    readonly words: (largest: number) => string,
+    readonly words: (largest: number, softmax: boolean) => string,
   ) {
     this.maps = emptyMaps(payload.manifest.layers[layer]!);
     this.ends = new Float64Array(payload.manifest.layers[layer]!.heads);
@@ -106,7 +108,7 @@ export class Atlas {
     const [first] = this.behind;
     if (first === undefined || this.wanted === null) return;
     this.behind.delete(first);
-    caption(first);
+    caption(first, this.wanted.choice.softmax);
     first.changed(first.maps, choiceFor(first.payload, this.wanted.choice));
     if (this.behind.size > 0) this.next();
   }
@@ -137,27 +139,28 @@ function draw(strip: Strip, wanted: Wanted): void {
   const { payload, layer, maps, sheet } = strip;
   const { sizes } = payload.manifest.layers[layer]!;
   const choice = choiceFor(payload, wanted.choice);
-  sheet.write(maps.heads, sizes[1], choice.softmax ? brightnessOf(sizes[0] * sizes[1], wanted.tokens) : scoreBrightness);
+  sheet.write(maps.heads, sizes[1], choice.softmax ? brightnessOf(sizes[0] * sizes[1], wanted.tokens) : scoreBrightness(wanted.tokens));
   const context = strip.canvas?.getContext("2d");
   if (!context) return;
-  const { columns, side, above, gap, order } = strip.plan;
+  const { columns, side, above, gap, order, selected } = strip.plan;
+  const ellipses = payload.of(layer, "centres") !== null && choice.prefix < 0; // outlines of tokens are drawn only for one head
   const frame = frameOf(sizes, [Math.floor(maps.query / sizes[1]), maps.query % sizes[1]], wanted.near);
   const height = heightOf(side, frame);
   const unit = Math.min(devicePixelRatio, 2);
   fit(context.canvas, [Math.ceil(maps.heads.length / columns) * (above + height + gap) - gap, columns * (side + gap) - gap], unit);
   order.forEach((head, index) => {
-    const lines = linesOf(payload, { layer, head, query: maps.query }, maps.heads[head]!, choice, wanted);
+    const lines = linesOf(payload, { layer, head, query: maps.query }, maps.heads[head]!, choice, ellipses || head === selected ? wanted : { ...wanted, half: false, most: false });
     const at = [Math.floor(index / columns) * (above + height + gap) + above, (index % columns) * (side + gap)] as const;
     const scaled = { at: [at[0] * unit, at[1] * unit], size: [height * unit, side * unit] } as const;
     drawMap(context, sheet, head, { width: sizes[1], frame, lines, unit, ...scaled });
-    strip.ends[head] = choice.softmax ? maps.largest[head]! : maps.least[head]!;
+    strip.ends[head] = maps.largest[head]!;
   });
 }
 
-/** Write the end of each map's range above it. */
-function caption(strip: Strip): void {
+/** Write the largest value of each map above it. */
+function caption(strip: Strip, softmax: boolean): void {
   strip.captions.forEach((element, head) => {
-    const words = strip.words(strip.ends[head]!);
+    const words = strip.words(strip.ends[head]!, softmax);
     if (element && element.textContent !== words) element.textContent = words;
   });
 }

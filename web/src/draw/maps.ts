@@ -56,9 +56,10 @@ export function frameOf(sizes: readonly [number, number], query: readonly [numbe
 
 const HALO = "rgb(0 0 0 / 65%)";
 const OUTSIDE = "#8b9098"; // outside the image, in light and dark mode
-const MARK = "#ffb000";
 const LINE = "#ffffff";
+const QUERY_HALO = "#000000";
 const DASH = [4, 3];
+const DOTS = [2, 2];
 const HUGE = 4; // in map widths: larger ellipses are drawn as outlines, since browsers compute dashes for the whole line
 
 /** The coloured maps of a layer, side by side on a hidden canvas, for `drawMap`. */
@@ -161,11 +162,11 @@ export function drawMap(context: CanvasRenderingContext2D, sheet: Sheet, index: 
     const small = ellipse && ellipse.axes[0] < HUGE * Math.max(frame.rows, frame.columns);
     if (small) pen.ellipse(ellipse);
     else outline(lines.shares, width, level, (...edge) => pen.edge(...edge));
-    pen.stroke(LINE, dashed ? 1 : 1.8, dashed && small ? DASH : []);
+    pen.stroke(dashed ? 1 : 1.8, dashed && small ? DASH : []);
   }
   if (lines.centre) pen.cross(lines.centre);
-  if (lines.key) pen.square(lines.key, LINE);
-  if (lines.query) pen.square(lines.query, MARK);
+  if (lines.key) pen.square(lines.key, DOTS);
+  if (lines.query) pen.square(lines.query);
   context.restore();
 }
 
@@ -207,25 +208,25 @@ class Pen {
     this.context.lineTo(x + arm, y);
     this.context.moveTo(x, y - arm);
     this.context.lineTo(x, y + arm);
-    this.stroke(LINE, 1.2);
+    this.stroke(1.2);
   }
 
   /** Draw a square around a token, at least five line widths wide. */
-  square(place: readonly [number, number], colour: string): void {
+  square(place: readonly [number, number], dash: readonly number[] = []): void {
     const [width, height] = [Math.max(this.x, 5 * this.unit), Math.max(this.y, 5 * this.unit)];
     this.context.beginPath();
     this.context.rect(this.across(place[1]) - width / 2, this.down(place[0]) - height / 2, width, height);
-    this.stroke(colour, 1.4);
+    this.stroke(1.6, dash, dash.length > 0 ? HALO : QUERY_HALO);
   }
 
-  stroke(colour: string, lines: number, dash: readonly number[] = []): void {
+  stroke(lines: number, dash: readonly number[] = [], halo = HALO): void {
     const { context, unit } = this;
     context.setLineDash([]);
-    context.strokeStyle = HALO;
-    context.lineWidth = (lines + 1.4) * unit;
+    context.strokeStyle = halo;
+    context.lineWidth = (lines + 1.6) * unit;
     context.stroke();
     context.setLineDash(dash.map((length) => length * unit));
-    context.strokeStyle = colour;
+    context.strokeStyle = LINE;
     context.lineWidth = lines * unit;
     context.stroke();
   }

@@ -8,6 +8,7 @@ import { levelOf, meanOf, outline } from "../core/contours";
 import { gaussianAt } from "../core/gaussians";
 import { type Choice, type Maps, writeMap } from "../core/maps";
 import type { Payload } from "../core/payload";
+import { isFlat } from "./attentionScale";
 import type { PlaneHead, Shift } from "./headPlane";
 
 const SCORES: Choice = { part: "both", softmax: true, image: 0, mean: false, time: 0, prefix: -1 };
@@ -38,7 +39,7 @@ export function fixedPlane(payload: Payload, layer: number, time: number, trails
 }
 
 /** Return a head's mean shift and contours for the query in the middle of the grid. */
-function middleOf(payload: Payload, layer: number, head: number, time: number): Pick<PlaneHead, "centre" | "outlines"> {
+function middleOf(payload: Payload, layer: number, head: number, time: number): Around {
   const [height, width] = payload.manifest.layers[layer]!.sizes;
   const map = new Float64Array(height * width);
   const query = [Math.floor(height / 2), Math.floor(width / 2)] as const;
@@ -52,11 +53,17 @@ export function livePlane(maps: Maps, width: number): PlaneHead[] {
   return maps.heads.map((map, head) => ({ head, ...around(map, width, query) }));
 }
 
-function around(map: Float64Array, width: number, query: Shift): Required<Pick<PlaneHead, "centre" | "outlines">> {
+type Around = Required<Pick<PlaneHead, "centre" | "outlines" | "flat">>;
+
+function around(map: Float64Array, width: number, query: Shift): Around {
   const mean = meanOf(map, width);
   const corner = [query[0] + 0.5, query[1] + 0.5] as const; // the query's centre, from the corner of the grid
   const path = (share: number): string => outlinePath(map, width, levelOf(map, share), corner);
-  return { centre: mean && [mean[0] - query[0], mean[1] - query[1]], outlines: () => ({ half: path(0.5), most: path(0.9) }) };
+  return {
+    centre: mean && [mean[0] - query[0], mean[1] - query[1]],
+    outlines: () => ({ half: path(0.5), most: path(0.9) }),
+    flat: isFlat(map),
+  };
 }
 
 /** Return the SVG path of the outline of the tokens at or above `level`, relative to (row, column) from the corner of the grid. */

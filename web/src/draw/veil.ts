@@ -1,4 +1,4 @@
-/** Attention laid over an image: a dark veil that is clear where a head attends. */
+/** Attention laid over an image: a dark veil that is clear where a head attends most. */
 import { levelOf } from "../core/contours";
 import { outlinePath } from "./planes";
 
@@ -11,6 +11,8 @@ export interface Overlay {
   readonly shares: Float64Array;
   /** From a probability to brightness. */
   readonly brightness: (probability: number) => number;
+  /** Whether the attention is almost uniform: it then has no veil. */
+  readonly flat: boolean;
 }
 
 const DARKEST = 0.7; // opacity of the veil
@@ -21,7 +23,8 @@ export function paintVeil(canvas: HTMLCanvasElement, overlay: Overlay | null): v
   const { sizes: [height, width], shares, brightness } = overlay;
   [canvas.width, canvas.height] = [width, height];
   const picture = context.createImageData(width, height);
-  for (let key = 0; key < shares.length; key++) picture.data[4 * key + 3] = 255 * DARKEST * (1 - brightness(shares[key]!));
+  const most = brightness(Math.max(...shares));
+  shares.forEach((share, key) => (picture.data[4 * key + 3] = 255 * DARKEST * (1 - brightness(share) / most)));
   context.putImageData(picture, 0, 0);
 }
 

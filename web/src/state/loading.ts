@@ -83,6 +83,8 @@ export interface ListedModel {
   readonly title: string;
   /** Address of the script, relative to the page. */
   readonly file: string;
+  /** What the model is, in one line; may be missing. */
+  readonly about?: string;
 }
 
 const SCRIPT = /^(?:[\w-]+\/)*([\w-]+)\.js$/;
@@ -96,7 +98,7 @@ export function listedModels(): ListedModel[] {
     // no models
   }
   const valid = (entry: unknown): entry is ListedModel =>
-    isRecord(entry) && typeof entry["title"] === "string" && typeof entry["file"] === "string" && SCRIPT.test(entry["file"]);
+    isRecord(entry) && typeof entry["title"] === "string" && ["string", "undefined"].includes(typeof entry["about"]) && typeof entry["file"] === "string" && SCRIPT.test(entry["file"]);
   return Array.isArray(found) ? found.filter(valid) : [];
 }
 

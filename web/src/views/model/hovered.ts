@@ -4,7 +4,7 @@ export interface Hovered {
   readonly which: number;
   readonly layer: number;
   readonly head: number;
-  /** (row, column) of the token under the pointer, on the layer's grid; null in planes and tables. */
+  /** (row, column) of the token under the pointer, on the layer's grid; null in planes and tables, and outside the image. */
   readonly key: readonly [number, number] | null;
 }
 
