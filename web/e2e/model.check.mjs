@@ -157,14 +157,6 @@ export const checks = {
     await close();
   },
 
-  async "without softmax, the largest score of a map is bright, also where all scores are equal"(browser) {
-    const bytes = made({ layers: 1, heads: 3, side: 8, uniform: true });
-    const { page, seen, close } = await shown(browser, bytes, { hash: "&model.softmax=false&model.centres=false&model.most=false&model.query=7,7" });
-    assert.deepEqual(await colours(page), Array(3).fill([BRIGHT, BRIGHT]));
-    assert.deepEqual(seen, []);
-    await close();
-  },
-
   async "a head is highlighted in its plane, map and table row, in its own colour, and its value is shown"(browser) {
     const { page, seen, close } = await shown(browser, made({ layers: 2, heads: 4, side: 8, times: 3 }), { viewport: { width: 1280, height: 1600 } });
     const colour = (locator, property) => locator.evaluate((node, property) => getComputedStyle(node)[property], property);
@@ -201,7 +193,7 @@ export const checks = {
   },
 
   async "a map is enlarged by a double click or its button without losing the reader's place"(browser) {
-    const { page, seen, close } = await shown(browser, made({ layers: 6, side: 8 }), { viewport: { width: 1280, height: 900 }, reducedMotion: "reduce" });
+    const { page, seen, close } = await shown(browser, made({ layers: 6, side: 8 }), { viewport: { width: 1280, height: 1000 }, reducedMotion: "reduce" });
     const maps = (layer) => page.locator(".strip").nth(layer).locator(".map");
     const stage = maps(0).nth(5).locator(".stage");
     const still = await stage.boundingBox();
@@ -581,7 +573,7 @@ export const checks = {
     assert.equal(await tiles.count(), count + 1, "the examples stay");
     assert.deepEqual(await tiles.evaluateAll((found) => found.map((tile) => tile.getAttribute("aria-pressed"))), ["false", "true"]);
     assert.equal(await page.locator(".stage canvas").first().evaluate((canvas) => canvas.width), 48, "the picture is the server's");
-    await page.getByText("the middle of the image, if it had another shape").waitFor();
+    await page.getByText("The thumbnail shows the crop that the model sees").waitFor();
     await tiles.first().click();
     assert.equal(await page.locator(".stage canvas").first().evaluate((canvas) => canvas.width), 64);
     assert.deepEqual(taken, ["pixels", "pixels"]);
