@@ -18,7 +18,13 @@ from attnconv.models.presets import PRESETS
 from tests.models.stand_in_hub import Hub
 
 ROOT = Path(__file__).resolve().parents[2]
+LOAD = "import attnconv; print(attnconv.load('hub:me/digits').source)"
 DIGITS, RESNET = PRESETS["quadratic-digits"], PRESETS["resnet-digits"]
+
+
+def run(program: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), *sys.path]), **variables}
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, env=environment)
 
 
 def weights(path: Path) -> bytes:
@@ -108,16 +114,6 @@ def test_an_interrupted_download_is_resumed(hub: Hub, commit: str, monkeypatch: 
     assert hub.downloads() == [path, f"{path} bytes=3000-"]
 
 
-def test_offline_mode_uses_the_cache(hub: Hub, commit: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    load("hub:me/digits")
-    hub.requests.clear()
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    assert load("hub:me/digits").source == f"hub:me/digits@{commit}"
-    with pytest.raises(OSError, match=r"model: .*got hub:me/other. Error from huggingface_hub: "):
-        load("hub:me/other")
-    assert hub.requests == []
-
-
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
@@ -171,22 +167,19 @@ def test_commands_accept_the_name(hub: Hub, commit: str, capsys: pytest.CaptureF
     assert capsys.readouterr().out.startswith(f"hub:me/digits@{commit}, ")
 
 
-def test_environment_variables_of_the_client_work_in_a_new_process(hub: Hub, commit: str, tmp_path: Path) -> None:
-    environment = {**os.environ, "HF_ENDPOINT": hub.endpoint, "HF_HOME": str(tmp_path), "HF_HUB_DISABLE_XET": "1"}
-    environment["PYTHONPATH"] = str(ROOT / "src")
-    words = [sys.executable, "-m", "attnconv", "evaluate", "hub:me/digits", "--data-name", "digits"]
-    result = subprocess.run(words, capture_output=True, text=True, check=False, env=environment)
-    assert (result.returncode, result.stdout.splitlines()[0]) == (
-        0,
-        f"hub:me/digits@{commit} on the test images of digits:",
-    )
+def test_environment_variables_select_the_server_and_offline_mode(hub: Hub, commit: str, tmp_path: Path) -> None:
+    environment = {"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(tmp_path), "HF_HUB_DISABLE_XET": "1"}
+    assert run(LOAD, **environment).stdout == f"hub:me/digits@{commit}\n"
+    assert len(hub.downloads()) == 1
+    hub.requests.clear()
+    assert run(LOAD, HF_HUB_OFFLINE="1", **environment).stdout == f"hub:me/digits@{commit}\n"
+    failed = run(LOAD.replace("digits", "other"), HF_HUB_OFFLINE="1", **environment)
+    assert failed.stderr.splitlines()[-1].startswith("OSError: model: must be an available repository ")
+    assert hub.requests == []
 
 
 def test_importing_and_loading_do_not_import_the_client() -> None:
     program = "import sys, attnconv.models as m; m.save_to_hub; m.load('quadratic-digits'); print(sorted(sys.modules))"
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
-    result = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environment
-    )
-    assert "attnconv.models.hub_upload" in result.stdout
-    assert "huggingface_hub" not in result.stdout
+    modules = run(program).stdout
+    assert "attnconv.models.hub_upload" in modules
+    assert "huggingface_hub" not in modules
