@@ -1,7 +1,25 @@
 /** What the model explorer's maps, planes and words say about heads and images. */
 import assert from "node:assert/strict";
+import { mkdirSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { pathToFileURL } from "node:url";
+import { PAGE } from "./browser.mjs";
 import { button, image, query, shown } from "./explorer.mjs";
 import { made } from "./payloads.mjs";
+
+/** Write a page with a list of models, as `attnconv.explorer.export` does, and return its folder. */
+function site(models) {
+  const folder = mkdtempSync(join(tmpdir(), "attnconv-models-"));
+  mkdirSync(join(folder, "models"));
+  const listed = Object.entries(models).map(([name, { about }]) => ({ title: name.replace(/^./, (first) => first.toUpperCase()), file: `models/${name}.js`, about }));
+  const list = `<script type="application/json" id="attnconv-models">${JSON.stringify(listed)}</script></body>`;
+  writeFileSync(join(folder, "index.html"), readFileSync(PAGE, "utf8").replace(/<\/body>(?![\s\S]*<\/body>)/, () => list));
+  for (const [name, { bytes }] of Object.entries(models)) {
+    writeFileSync(join(folder, "models", `${name}.js`), `attnconvModel("${name}", "${bytes.toString("base64")}");`);
+  }
+  return folder;
+}
 
 export const checks = {
   async "discs of uniform heads are hollow and those of heads with one place do not cover each other"(browser) {
@@ -32,7 +50,7 @@ export const checks = {
 
   async "a changed head is marked on its map and under the image, also after a reload, and can be undone there"(browser) {
     const bytes = made({ layers: 2, heads: 3, side: 8, images: 2, known: true });
-    for (const undone of [/^layer 1, head 2 switched off: undo$/, /^Undo$/]) {
+    for (const undone of [/^layer 1, head 2: off · undo$/, /^Undo$/]) {
       const { page, seen, close } = await shown(browser, bytes, { hash: "&model.changed=1.2.zero" });
       await page.locator("figcaption").getByText("layer 1, head 2 switched off. Then predicted: cat 50%").waitFor();
       await button(page, undone).click();
@@ -106,6 +124,56 @@ export const checks = {
     assert.equal(await pixels(page), before, "the same colours");
     assert.deepEqual(await page.locator("figure .marks span").allInnerTexts(), ["0", "1.4", "2.8", "4.2"]);
     assert.deepEqual(seen, []);
+    await close();
+  },
+
+  async "models have descriptions, comparisons show the same image, and Back returns to the previous model"(browser) {
+    const folder = site({
+      first: { about: "Trained on waves", bytes: made({ layers: 1, heads: 3, side: 8, images: 3, title: "First" }) },
+      second: { about: "Trained on more waves", bytes: made({ layers: 1, heads: 3, side: 8, images: 2, title: "Second" }) },
+    });
+    const context = await browser.newContext();
+    const page = await context.newPage();
+    const title = (words) => page.locator("header").getByText(words, { exact: true }).waitFor();
+    await page.goto(`${pathToFileURL(folder).href}/index.html#view=model&model.image=2`);
+    await title("First");
+    await page.getByText("Trained on more waves").waitFor();
+    await page.getByRole("button", { name: "Second", exact: true }).click();
+    await title("Second");
+    await page.getByText("This model does not have the selected image, so waves 1 is shown instead.").waitFor();
+    await page.locator(".models select").selectOption("First");
+    await button(page, /^A, Second: waves 1, query/).waitFor();
+    await button(page, /^B, First: waves 1, query/).waitFor();
+    await page.getByRole("heading", { name: "Head statistics of A, Second" }).waitFor();
+    await page.waitForFunction(() => location.hash.includes("second=models/first.js") || location.hash.includes("second=models%2Ffirst.js"));
+    await page.goBack();
+    await button(page, /^B, First/).waitFor({ state: "detached" });
+    await title("Second");
+    await page.goBack();
+    await title("First");
+    await page.locator(".models select").selectOption("Second");
+    await page.getByText("Not A's image, which this model does not have.").waitFor();
+    await context.close();
+    rmSync(folder, { recursive: true });
+  },
+
+  async "enlarging from the table shows the heading below the legend"(browser) {
+    const { page, close } = await shown(browser, made({ layers: 4, heads: 3, side: 8 }), { reducedMotion: "reduce" });
+    await button(page, "layer 2, head 1: enlarge from the table").click();
+    await page.getByRole("heading", { name: /^layer 2, head 1/ }).waitFor();
+    const [legend, zoom] = [await page.locator(".legend").boundingBox(), await page.locator(".zoom").boundingBox()];
+    assert.ok(zoom.y >= legend.y + legend.height && zoom.y < 120, `${zoom.y}`);
+    await close();
+  },
+
+  async "on a phone, maps come before thumbnails and controls"(browser) {
+    const bytes = made({ layers: 1, heads: 3, side: 8, images: 3, times: 3 });
+    const { page, close } = await shown(browser, bytes, { viewport: { width: 390, height: 844 } });
+    const top = async (locator) => (await locator.boundingBox()).y;
+    const maps = await top(page.locator(".strip").first());
+    assert.ok(maps < 900, `${maps} px`);
+    for (const after of [page.locator(".tiles"), page.getByText("Training", { exact: true }), page.getByText("Display options")]) assert.ok((await top(after)) > maps);
+    assert.ok(await page.evaluate(() => document.documentElement.scrollWidth <= innerWidth), "scrolls sideways");
     await close();
   },
 };

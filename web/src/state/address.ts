@@ -7,7 +7,13 @@ const PAUSE = 250; // milliseconds
 export const addressed = (): boolean => ["file:", "http:", "https:"].includes(location.protocol);
 
 /** Return the visitor's location: each new location is an entry in the browser's history. */
-const placeOf = ({ view, article }: State): string => (view === "article" ? `${view} ${article.step}` : view);
+function placeOf({ view, article, model }: State): string {
+  if (view === "article") return `${view} ${article.step}`;
+  return view === "model" ? `${view} ${model.own} ${model.second}` : view;
+}
+
+/** Start of the location of a model explorer without one of the page's models: going back to it would not change the model. */
+const UNLISTED = "model  ";
 
 export class Address {
   private shown = "";
@@ -30,7 +36,7 @@ export class Address {
     return state;
   }
 
-  /** Write the state to the URL after a pause; a new view or step adds an entry to the browser's history. */
+  /** Write the state to the URL after a pause; a new view, step or model adds an entry to the browser's history. */
   show(state: State): void {
     if (!addressed()) return;
     if (this.waiting !== null) clearTimeout(this.waiting);
@@ -38,9 +44,10 @@ export class Address {
       this.waiting = null;
       const hash = toHash(state);
       if (hash === this.shown) return;
-      this.write(hash, placeOf(state) !== this.place);
+      const place = placeOf(state);
+      this.write(hash, place !== this.place && !(this.place.startsWith(UNLISTED) && state.view === "model" && state.model.own !== ""));
       this.shown = hash;
-      this.place = placeOf(state);
+      this.place = place;
     }, PAUSE);
   }
 
