@@ -97,12 +97,12 @@ publish-site: site
 # These two need no pinned versions. Old releases warn about newer versions of their own dependencies, hence `-W default`.
 oldest:  ## run the unit tests with the oldest supported versions; set PYTHON to Python 3.10
 	test -x .venv-oldest/bin/python || $(PYTHON) -m venv .venv-oldest
-	.venv-oldest/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-oldest.txt -e '.[app,test]'
+	.venv-oldest/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-oldest.txt -e '.[app,hub,test]'
 	OMP_NUM_THREADS=1 .venv-oldest/bin/python -m pytest -W default $(UNIT)
 
 newest:  ## run the unit tests with the newest versions of all dependencies; PIP_OPTIONS=--pre includes pre-releases
 	test -x .venv-newest/bin/python || $(PYTHON) -m venv .venv-newest
-	.venv-newest/bin/python -m pip install --quiet --disable-pip-version-check --upgrade $(PIP_OPTIONS) -e '.[app,test]'
+	.venv-newest/bin/python -m pip install --quiet --disable-pip-version-check --upgrade $(PIP_OPTIONS) -e '.[app,hub,test]'
 	OMP_NUM_THREADS=1 .venv-newest/bin/python -m pytest -W default $(UNIT)
 
 cli-reference: $(STAMP)  ## regenerate docs/cli.md from the help of all commands

@@ -148,7 +148,9 @@ def model_of(row: Row, seed: int, settings: Settings) -> nn.Module:
         base = round(width * 35 / 128)
         changed = ResNetSettings(widths=(base, 2 * base, 4 * base), blocks=(1, 1, 1))
     model: Any = build(changed)
-    for block in () if row.resnet else model.blocks:
+    if row.resnet:
+        return model.to(memory_format=torch.channels_last)  # faster on CPUs
+    for block in model.blocks:
         if row.anywhere:
             nn.init.normal_(block.attention.encoding.centres, std=2.0)
         if row.gated:

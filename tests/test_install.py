@@ -22,7 +22,13 @@ ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
 # Distributions whose name differs from the package, and packages that another distribution installs.
-DISTRIBUTION = {"PIL": "pillow", "anyio": "starlette", "sklearn": "scikit-learn", "torchvision": "timm"}
+DISTRIBUTION = {
+    "PIL": "pillow",
+    "anyio": "starlette",
+    "huggingface_hub": "huggingface-hub",
+    "sklearn": "scikit-learn",
+    "torchvision": "timm",
+}
 BLOCKED = f"""
 import sys
 
@@ -124,6 +130,7 @@ def test_snapshots_of_a_run_need_no_matplotlib() -> None:
         ("attnconv.data.read_image", "PIL", "train"),
         ("attnconv.explorer.app", "anyio", "explore"),
         ("from attnconv.report import write_report", "matplotlib", "report"),
+        ("attnconv.load('hub:owner/name')", "huggingface_hub", "hub"),
     ],
 )
 def test_a_missing_extra_is_named_in_python(statement: str, package: str, extra: str) -> None:

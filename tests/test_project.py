@@ -33,7 +33,7 @@ LAZY_PACKAGES = sorted(
     for path in PACKAGE.rglob("__init__.py")
     if path.with_suffix(".pyi").exists()
 )
-USED = ("train", "report", "explore", "app")  # extras of the command line, tested with their oldest versions
+USED = ("train", "report", "explore", "app", "hub")  # extras that are tested with their oldest versions
 # Modules that `--help` or the settings import: none may import torch.
 TORCH_FREE = [
     "attnconv",

@@ -17,6 +17,16 @@ const strength = (figure) =>
     return data.reduce((sum, value, at) => sum + (at % 4 === 3 ? 0 : Math.abs(value - 247)), 0) / data.length;
   });
 
+/** Return the pixels of all figures. */
+const drawn = (page) =>
+  page.locator("figure canvas").evaluateAll((all) =>
+    all.map((canvas) => [...canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data]),
+  );
+
+/** Return the share of visibly different values, in the figure that changed most. */
+const changed = (before, after) =>
+  Math.max(...after.map((values, figure) => values.filter((value, at) => Math.abs(value - before[figure][at]) > 20).length / values.length));
+
 export const checks = {
   async "keyboard navigation through all steps: no errors, no requests, no axe findings"(browser) {
     for (const colorScheme of ["light", "dark"]) {
@@ -172,23 +182,25 @@ export const checks = {
     }
   },
 
-  async "positions in step 3 and the strongest setting of step 10 change something visible"(browser) {
-    const third = await opened(browser, at(3));
-    const difference = third.page.locator("figure").filter({ hasText: "in the original order" });
-    assert.ok((await strength(difference)) < 1);
-    await third.page.getByRole("checkbox", { name: /positions/ }).check();
+  async "positions in step 3 change something visible"(browser) {
+    const { page, close } = await opened(browser, at(3));
+    const before = await drawn(page);
+    await page.getByRole("checkbox", { name: /positions/ }).check();
+    assert.ok(changed(before, await drawn(page)) > 0.2);
+    const difference = page.locator("figure").filter({ hasText: "in the original order" });
     assert.ok((await strength(difference)) > 3, String(await strength(difference)));
-    await third.close();
-    const last = await opened(browser, at(10));
-    const here = last.page.locator("figure canvas").nth(1);
-    const drawn = () => here.evaluate((canvas) => [...canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data]);
-    const before = await drawn();
-    await last.page.getByRole("slider", { name: /content/ }).focus();
-    await last.page.keyboard.press("End");
-    const after = await drawn();
-    const changed = after.filter((value, index) => Math.abs(value - before[index]) > 20).length / after.length;
-    assert.ok(changed > 0.05, String(changed));
-    await last.close();
+    await page.getByRole("checkbox", { name: /positions/ }).uncheck();
+    assert.ok((await strength(difference)) < 1);
+    await close();
+  },
+
+  async "the strongest content of step 10 changes something visible"(browser) {
+    const { page, close } = await opened(browser, at(10));
+    const before = await drawn(page);
+    await page.getByRole("slider", { name: /content/ }).focus();
+    await page.keyboard.press("End");
+    assert.ok(changed(before, await drawn(page)) > 0.05);
+    await close();
   },
 
   async "step 9 opens with its query in the middle of a picture in colour"(browser) {
@@ -210,6 +222,18 @@ export const checks = {
     await close();
   },
 
+  async "short steps fit the window, without a scroll bar"(browser) {
+    const { page, close } = await opened(browser, { ...at(1), viewport: { width: 1440, height: 900 } });
+    assert.ok((await page.evaluate(() => document.documentElement.scrollHeight)) <= 900);
+    await close();
+  },
+
+  async "step 5 names both column shifts that have the highest score"(browser) {
+    const { page, close } = await opened(browser, { hash: "#view=article&article.step=5&article.centre=0,1.5" });
+    await page.getByText("Column shifts 1 and 2 have the highest score").first().waitFor();
+    await close();
+  },
+
   async "numbers have at most four significant digits"(browser) {
     for (let number = 1; number <= STEPS; number++) {
       const { page, close } = await opened(browser, at(number));
@@ -223,15 +247,29 @@ export const checks = {
     }
   },
 
-  async "equations have the embedded font, and parentheses are no higher than their content"(browser) {
-    const { page, close } = await opened(browser, at(6));
-    await page.evaluate(() => document.fonts.ready);
-    assert.ok(await page.evaluate(() => [...document.fonts].some(({ family, status }) => family === "Equations" && status === "loaded")));
-    const [sign, letter] = await page.evaluate(() =>
-      ["mo", "mi"].map((name) => [...document.querySelectorAll(`math ${name}`)].find((node) => /[(S]/.test(node.textContent)).getBoundingClientRect().height),
-    );
-    assert.ok(sign < 1.75 * letter, `${sign} px for a letter of ${letter} px`);
-    await close();
+  async "equations have the embedded font, parentheses are no higher than their content, and subscripts are below the line"(browser) {
+    const found = { signs: 0, subscripts: 0 };
+    for (let number = 1; number <= STEPS; number++) {
+      const { page, close } = await opened(browser, at(number));
+      const equations = await page.locator(".equation math").count();
+      await page.evaluate(() => document.fonts.ready);
+      const { loaded, signs, subscripts } = await page.evaluate(() => ({
+        loaded: [...document.fonts].some(({ family, status }) => family === "Equations" && status === "loaded"),
+        signs: [...document.querySelectorAll("math mo")]
+          .filter((node) => /^[(){}‖]$/.test(node.textContent))
+          .map((node) => node.getBoundingClientRect().height / parseFloat(getComputedStyle(node).fontSize)),
+        subscripts: [...document.querySelectorAll("math msub, math msubsup")].map(({ children: [base, below] }) =>
+          below.getBoundingClientRect().bottom - base.getBoundingClientRect().bottom,
+        ),
+      }));
+      if (equations > 0) assert.ok(loaded, `step ${number}: the font is not loaded`);
+      for (const height of signs) assert.ok(height < 1.4, `step ${number}: a parenthesis of ${height} times the font's size`);
+      for (const depth of subscripts) assert.ok(depth > 2, `step ${number}: a subscript ${depth} px below its letter`);
+      found.signs += signs.length;
+      found.subscripts += subscripts.length;
+      await close();
+    }
+    assert.ok(found.signs > 20 && found.subscripts > 40, JSON.stringify(found));
   },
 
   async "a term of the formula and its picture are highlighted together"(browser) {

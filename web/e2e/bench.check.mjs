@@ -177,10 +177,20 @@ export const checks = {
         assert.equal(Math.round(box.y), Math.round(boxes[0].y));
         assert.ok(box.y + box.height <= height, `${width}: ends at ${box.y + box.height}`);
       }
-      const explanation = await page.locator(".payoff section p").boundingBox();
-      assert.ok(explanation.width > 200, `${width}: the explanation is ${explanation.width} px wide`);
       await close();
     }
+  },
+
+  async "at 1024 px, the error and its explanation are not a column of single words"(browser) {
+    const { page, close } = await atBench(browser, { viewport: { width: 1024, height: 768 } });
+    const error = page.getByRole("region", { name: "Error and bound" });
+    const explanation = await error.locator("p").boundingBox();
+    assert.ok(explanation.width > 220, `the explanation is ${explanation.width} px wide`);
+    for (const term of await error.locator("dt").all()) {
+      const { height } = await term.boundingBox();
+      assert.ok(height < 60, `${await term.innerText()}: ${height} px high`);
+    }
+    await close();
   },
 
   async "the difference has a fixed scale, and fades as α grows"(browser) {

@@ -44,6 +44,17 @@ export async function opened(browser, { hash = "", ...options } = {}) {
   return { page, seen, close: () => context.close() };
 }
 
+/** Return a function that returns the time, in ms, that the page's main thread has computed; waiting for other processes does not count. */
+export async function computing(page) {
+  const client = await page.context().newCDPSession(page);
+  await client.send("Performance.enable", { timeDomain: "threadTicks" });
+  return async () => {
+    const { metrics } = await client.send("Performance.getMetrics");
+    const parts = metrics.filter(({ name }) => ["ScriptDuration", "LayoutDuration", "RecalcStyleDuration"].includes(name));
+    return 1000 * parts.reduce((sum, { value }) => sum + value, 0);
+  };
+}
+
 /** Return axe's findings in the current page, one line per rule. */
 export async function axeFindings(page) {
   await page.addScriptTag({ path: AXE });

@@ -1,8 +1,6 @@
 /** The page's frame: tabs, description, link, print. */
 import assert from "node:assert/strict";
-import { readFileSync } from "node:fs";
-import { gzipSync } from "node:zlib";
-import { PAGE, opened } from "./browser.mjs";
+import { opened } from "./browser.mjs";
 import { shown } from "./explorer.mjs";
 import { made } from "./payloads.mjs";
 
@@ -40,10 +38,5 @@ export const checks = {
     }
     assert.equal(await page.locator("header nav").isVisible(), false);
     await close();
-  },
-
-  async "the page has less than 200 kB gzipped"() {
-    const size = gzipSync(readFileSync(PAGE), { level: 9 }).length;
-    assert.ok(size < 200_000, `${size} bytes`);
   },
 };

@@ -16,15 +16,15 @@ function safetensors(tensors, manifest) {
 
 const waves = (count, step) => Float32Array.from({ length: count }, (_, index) => Math.sin(step * index + 1.3e-4 * index ** 2));
 
-/** Gaussian heads with centres that move over `times` snapshots. */
-function gaussians({ times, heads, sizes: [height, width] }, phase) {
+/** Gaussian heads with centres that move over `times` snapshots; `uniform` heads have the same score for all keys. */
+function gaussians({ times, heads, sizes: [height, width], uniform }, phase) {
   const [down, across] = [2 * height - 1, 2 * width - 1];
   const table = new Float32Array(times * heads * down * across);
   const centres = new Float32Array(times * heads * 2);
   const precision = new Float32Array(times * heads * 4);
   for (let which = 0; which < times * heads; which++) {
     const centre = [4 * Math.sin(1.7 * which + phase), 4 * Math.cos(2.3 * which + phase)];
-    const sharp = 0.15 + 0.1 * Math.sin(which);
+    const sharp = uniform ? 0 : 0.15 + 0.1 * Math.sin(which);
     centres.set(centre, 2 * which);
     precision.set([sharp, 0, 0, sharp], 4 * which);
     for (let row = 0; row < down; row++) {
@@ -96,12 +96,12 @@ function logits(images, layers, heads) {
 
 export function made({
   kind = "positions", layers = 6, heads = 9, side = 32, sizes = [side, side], picture = [64, 64], times = 1, extent = 32, title = "Waves", also = {},
-  images = 1, known = false, random = false, scores = null,
+  images = 1, known = false, random = false, scores = null, uniform = false,
 } = {}) {
   const pixels = Uint8Array.from({ length: images * picture[0] * picture[1] * 3 }, (_, index) => 128 + 100 * Math.sin(index / 97));
   const tensors = { images: ["U8", [images, ...picture, 3], pixels], ...(known ? logits(images, layers, heads) : {}) };
   for (let layer = 0; layer < layers; layer++) {
-    const own = kind === "positions" ? gaussians({ times, heads, sizes }, layer)
+    const own = kind === "positions" ? gaussians({ times, heads, sizes, uniform }, layer)
       : kind === "rows" ? flat({ heads, sizes }, images) : contents({ heads, sizes, extent }, layer);
     for (const [name, tensor] of Object.entries(own)) tensors[`${layer}.${name}`] = tensor;
   }

@@ -3,6 +3,7 @@ import assert from "node:assert/strict";
 import { execFileSync, spawn } from "node:child_process";
 import { once } from "node:events";
 import { createInterface } from "node:readline";
+import { fileURLToPath } from "node:url";
 import { drop } from "./browser.mjs";
 
 const PYTHON = process.env.ATTNCONV_PYTHON || "python3";
@@ -108,18 +109,34 @@ async function walk(browser, { address, end, said }) {
   await close();
 }
 
+/** Start the server, use it and stop it; skipped with a message if it cannot be started. */
+async function withServer(words, use) {
+  const missing = lack();
+  if (missing) {
+    console.log(`      skipped: ${missing}.`);
+    return;
+  }
+  const server = await started(...words);
+  try {
+    await use(server);
+  } finally {
+    server.child.kill("SIGKILL");
+  }
+}
+
 export const checks = {
   async "a model, the visitor's image, a text file named .png, and the end of the server"(browser) {
-    const missing = lack();
-    if (missing) {
-      console.log(`      skipped: ${missing}.`);
-      return;
-    }
-    const server = await started("quadratic-digits", "--data", "digits", "--images", "3");
-    try {
-      await walk(browser, server);
-    } finally {
-      server.child.kill("SIGKILL");
-    }
+    await withServer(["quadratic-digits", "--data", "digits", "--images", "3"], (server) => walk(browser, server));
+  },
+
+  async "a folder of results/, of which only the weights are kept"(browser) {
+    const folder = fileURLToPath(new URL("../../results/paper-mini/runs/quadratic", import.meta.url));
+    await withServer([folder, "--snapshots", "2"], async ({ address }) => {
+      const { page, seen, close } = await visited(browser, address);
+      await page.locator("header").getByText("runs/quadratic").waitFor();
+      assert.equal(await page.locator(".strip").count(), 4);
+      assert.deepEqual(seen, []);
+      await close();
+    });
   },
 };

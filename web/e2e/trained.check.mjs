@@ -51,6 +51,10 @@ async function walk(browser, folder) {
     assert.ok(asked.at(-1).endsWith(file), `${file} is loaded when its model is selected`);
     assert.ok(statSync(join(folder, file)).size < 1_800_000);
   }
+  await page.goto(`${url}#view=article&article.step=9`);
+  await page.reload(); // otherwise the last model stays open
+  await page.getByText(`layers of ${MODELS[0].title}`).waitFor();
+  assert.equal(await page.getByText(/sketch/i).count(), 0, "step 9 shows the first model");
   assert.deepEqual(seen, []);
   assert.deepEqual(asked.filter((address) => !address.startsWith("file:")), []);
   await context.close();

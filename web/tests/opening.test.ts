@@ -1,5 +1,5 @@
 import { describe, expect, test } from "vitest";
-import { ROUNDS, layerAt, roundOf } from "../src/article/opening";
+import { ROUNDS, SECONDS, layerAt, roundOf } from "../src/article/opening";
 import { result } from "../src/core/bench";
 import { atStep } from "../src/state/article";
 import { START, fromHash, reduce, toHash } from "../src/state/state";
@@ -27,6 +27,12 @@ describe("the opening", () => {
     const alphas = times.map(({ heads }) => heads.alpha);
     expect([...alphas].sort((one, other) => one - other)).toEqual(alphas);
     expect(new Set(times.map((layer) => result(layer).scale)).size).toBe(1);
+  });
+
+  test.each(rounds)("round %i: the difference has faded after five seconds", (number) => {
+    const round = roundOf(number);
+    const error = (seconds: number): number => result(layerAt(round, seconds / SECONDS.motion)).error;
+    expect(error(5)).toBeLessThan(1e-3 * error(0));
   });
 
   test("a link restores the time and the round where it was paused", () => {

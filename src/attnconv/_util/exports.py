@@ -16,6 +16,7 @@ EXTRA_OF = {
     **dict.fromkeys(("onnx", "onnxscript"), "onnx"),
     **dict.fromkeys(("timm", "torchvision", "transformers"), "models"),
     "anywidget": "notebook",
+    "huggingface_hub": "hub",
     "shtab": "app",
 }
 

@@ -28,7 +28,8 @@ class Arguments(AttentionOptions):
         attnconv audit my_package.models:network --data photos --image-size 192x256
 
     Attributes:
-        model: Preset, run folder, weights file, timm:NAME, hf:NAME, torchvision:NAME or package.module:function.
+        model: Preset, run folder, weights file, hub:OWNER/NAME, timm:NAME, hf:NAME, torchvision:NAME or
+            package.module:function.
         data: Input images: a folder of image files (searched recursively), digits or cifar10. Required
             unless attention depends only on positions, in which case the default is random noise.
         queries: Maximum number of queries whose attention is measured in each layer, per image.

@@ -25,7 +25,8 @@ class Arguments:
         attnconv evaluate best.safetensors --data-root data
 
     Attributes:
-        model: Preset, run folder, weights file, timm:NAME, hf:NAME, torchvision:NAME or package.module:function.
+        model: Preset, run folder, weights file, hub:OWNER/NAME, timm:NAME, hf:NAME, torchvision:NAME or
+            package.module:function.
         data: Data set and its splits.
         image_size: Images are scaled and cropped to a square of this side, in pixels (image folders only). The default
             is the model's image size.

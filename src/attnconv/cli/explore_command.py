@@ -28,7 +28,7 @@ class Arguments(AttentionOptions):
         attnconv explore timm:vit_tiny_patch16_224 --pretrained --data PATH/TO/IMAGES
 
     Attributes:
-        model: Preset, run folder, weights file, timm:NAME, hf:NAME, torchvision:NAME or
+        model: Preset, run folder, weights file, hub:OWNER/NAME, timm:NAME, hf:NAME, torchvision:NAME or
             package.module:function. The default is the run of `attnconv demo` or, if there is none, a bundled model
             that was trained on CIFAR-10.
         data: Initial images: a folder of image files (searched recursively), digits or cifar10. The default is digits
@@ -113,7 +113,7 @@ def _inspect(arguments: Arguments) -> tuple[bytes, Any]:
 def title_of(name: str) -> str:
     """Return the page's title: MODEL, with paths shortened to their last two parts, since the page may be published."""
     library, colon, rest = name.partition(":")
-    if colon and library in ("timm", "hf", "torchvision"):
+    if colon and library in ("hub", "timm", "hf", "torchvision"):
         return f"{library}:{title_of(rest)}"
     path = Path(name)
     return "/".join(part for part in path.parts[-2:] if part != path.anchor)

@@ -24,7 +24,7 @@ class Arguments:
 
     Attributes:
         image: Image file of at most 80 million pixels; it is scaled and cropped to the model's image size.
-        model: Run folder or weights file (.safetensors). The default is the most recent run in runs/.
+        model: Run folder, weights file (.safetensors) or hub:OWNER/NAME. The default is the most recent run in runs/.
         top: Number of classes to print.
     """
 

@@ -34,8 +34,8 @@ class Arguments(ImageOptions):
         attnconv prove my_package.models:network --image-size 64 --alpha 6
 
     Attributes:
-        model: Network to recast and compare: preset, run folder, weights file, timm:NAME, hf:NAME, torchvision:NAME or
-            package.module:function. Without MODEL, random convolutions are compared.
+        model: Network to recast and compare: preset, run folder, weights file, hub:OWNER/NAME, timm:NAME, hf:NAME,
+            torchvision:NAME or package.module:function. Without MODEL, random convolutions are compared.
         cases: Number of random convolutions for each kind of head (hard, soft). Stride, padding and so on are random.
         seed: Seed of the random convolutions.
         alpha: Sharpness of the recast network's heads, in 1 / position^2. By default, heads are hard.

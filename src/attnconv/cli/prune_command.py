@@ -32,7 +32,8 @@ class Arguments:
         attnconv train quadratic-generalized --start-from runs/pruned --out runs/after
 
     Attributes:
-        model: Run folder or weights file (.safetensors) of a model with quadratic or generalised quadratic heads.
+        model: Run folder, weights file (.safetensors) or hub:OWNER/NAME of a model with quadratic or generalised
+            quadratic heads.
         criterion: A head is degenerate if the condition number of the covariance of its attention exceeds 1e3 (code,
             the authors' implementation) or 1e5 (paper). With either criterion, a head is also degenerate if the largest
             eigenvalue of the inverse covariance is below 1e-5 / position^2.

@@ -27,7 +27,8 @@ class Arguments(ImageOptions):
         attnconv recast my_package.models:network --image-size 64 --onnx network.onnx
 
     Attributes:
-        model: Preset, run folder, weights file, timm:NAME, hf:NAME, torchvision:NAME or package.module:function.
+        model: Preset, run folder, weights file, hub:OWNER/NAME, timm:NAME, hf:NAME, torchvision:NAME or
+            package.module:function.
         image_size: Image height and width in pixels: HxW, or N for both. The default is the model's image size, or 224
             if it is unknown.
         out: New weights file (.safetensors), which the other commands and `attnconv.load` can read.

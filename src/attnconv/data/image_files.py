@@ -100,8 +100,8 @@ def open_picture(
     except PictureError:
         raise
     except UnidentifiedImageError as error:
-        accepted = " or ".join(", ".join(formats).rsplit(", ", 1))
-        raise UnsupportedTypeError(bad(name, f"must be a {accepted} image", "other content")) from error
+        requirement = f"must be an image in a supported format ({', '.join(formats)})"
+        raise UnsupportedTypeError(bad(name, requirement, "other content")) from error
     except (Image.DecompressionBombError, Image.DecompressionBombWarning, MemoryError) as error:
         got = str(error) or "an image that does not fit in memory"
         raise TooLargeError(bad(name, f"must have at most {largest:,} pixels", got)) from error

@@ -10,6 +10,7 @@ from .classifiers import (
     StagedClassifier as StagedClassifier,
     build as build,
 )
+from .hub_upload import save_to_hub as save_to_hub
 from .model_loader import LoadedModel as LoadedModel, load as load
 from .operation_counts import flops_all as flops_all, flops_paper as flops_paper, parameters as parameters
 from .presets import CATALOGUE as CATALOGUE, PRESETS as PRESETS, list_models as list_models

@@ -8,7 +8,7 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias, final
 
@@ -22,6 +22,7 @@ from attnconv._util.settings import read
 from attnconv.convert import plan_shifts, recast
 from attnconv.models.checkpoint import PICKLE_SUFFIXES, RECAST, About, WeightsFile, load_tensors, read_weights
 from attnconv.models.classifiers import build
+from attnconv.models.hub_download import download
 from attnconv.models.presets import PRESETS, preset_settings
 from attnconv.models.settings import ModelSettings
 
@@ -35,7 +36,10 @@ RUN_WEIGHTS = (
     "weights.safetensors",  # the only weights of a published run
 )
 """Weights files of a run folder, in order of preference."""
-_FORMS = "a preset, a run folder, a checkpoint, timm:NAME, hf:NAME, torchvision:NAME or package.module:function"
+_FORMS = (
+    "a preset, a run folder, a checkpoint, hub:OWNER/NAME, timm:NAME, hf:NAME, torchvision:NAME or "
+    "package.module:function"
+)
 _INTERPOLATE = "interpolate_pos_encoding"  # an argument of transformers' models
 
 
@@ -49,7 +53,8 @@ class LoadedModel:
         classes: Class names in the order of the logits; empty if unknown.
         mean: Mean of each image channel, for pixels in [0, 1]; empty if unknown.
         std: Standard deviation of each image channel, for pixels in [0, 1]; empty if unknown.
-        source: Description of the model's origin, for reports.
+        source: Description of the model's origin, for reports. For a model from the hub, it is
+            `hub:OWNER/NAME@COMMIT`, with which `load` returns the same model again.
         random: Whether the parameters are initial random values; False if this is unknown.
     """
 
@@ -71,6 +76,8 @@ def load(
         runs/2026-11-21-quadratic     a run folder: its best checkpoint, else the last, the initial one, or
                                       `weights.safetensors`
         weights.safetensors           a checkpoint, or a network written by `attnconv recast`
+        hub:OWNER/NAME                such a file, `weights.safetensors`, of a repository on the Hugging Face hub
+        hub:OWNER/NAME@REVISION       the same for a branch, a tag or a commit
         timm:vit_tiny_patch16_224     a timm model
         torchvision:resnet18          a torchvision model
         hf:vit                        a transformers model: a model type, a name on the Hugging Face hub, or a folder
@@ -89,8 +96,10 @@ def load(
 
     Raises:
         ValueError: If the name is unknown or has none of these forms, the checkpoint is invalid (see
-            `read_checkpoint`), timm cannot build the model for `size`, or the function raises an error.
+            `read_checkpoint`) or differs from the hub's checksum, timm cannot build the model for `size`, or the
+            function raises an error.
         FileNotFoundError: If the folder or file does not exist, or a run folder has no weights yet.
+        OSError: If the hub has no such weights, or it cannot be reached and they are not in its cache.
         ImportError: If the library that provides the model is not installed, or the module cannot be found.
         TypeError: If the function does not return a `torch.nn.Module`.
 
@@ -107,6 +116,9 @@ def load(
     if isinstance(spec, Path):
         return _load_path(spec)
     library, colon, name = spec.partition(":")
+    if colon and library == "hub":
+        file, source = download(name)
+        return replace(_load_path(file), source=source)
     if colon and library in LIBRARIES:
         model, about = LIBRARIES[library](name, pretrained, size)
         state = "pretrained" if pretrained else "fresh parameters"

@@ -32,7 +32,7 @@ _WIDEST = 14.1  # maximum width of a line of maps
 _QUERY = 0.05  # minimum side of the frame around the query, relative to the side of the map
 _NOTE = (
     "Above each map: head index (from 0) and largest probability. Colours: probability times the number of positions, "
-    "on a logarithmic scale; nearly uniform heads are dark. Black frame: the query."
+    "on a logarithmic scale; nearly uniform heads are dark. Small frame: the query."
 )
 _SORTED = " Heads are sorted by their largest probability."
 

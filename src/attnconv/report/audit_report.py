@@ -55,7 +55,7 @@ _NAME_WIDTH = 44  # characters
 _COLUMNS = 6
 _LEAST_REACH, _MOST_REACH = 3, 7  # panels of 7 x 7 to 15 x 15 shifts
 _NOTE = (
-    "Each panel shows the shifts around the query (black frame), in positions, row shifts downwards. Colours show the "
+    "Each panel shows the shifts around the query (small frame), in positions, row shifts downwards. Colours show the "
     "mean attention at each shift times the number of positions, on a logarithmic scale; nearly uniform heads are "
     "dark. The orange frame marks the largest value, which is printed below."
 )

@@ -39,7 +39,7 @@ _LETTER, _LINE = 0.06, 0.13  # width and height of a character in a tick label
 _SAME = 1e-5  # largest relative residual for which the figure shows "=" instead of "≈"
 _IMAGE, _MAP, _MATRIX, _OUTPUT = 2.9, 0.82, 0.62, (0.28, 1.44)  # inches
 _NOTE = (
-    "Left: the positions to which the query (black frame) attends in each head. Each head averages the input with its "
+    "Left: the positions to which the query (small frame) attends in each head. Each head averages the input with its "
     "attention A and multiplies the average by its matrix W. The output at the query is the sum over heads."
 )
 

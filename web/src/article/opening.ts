@@ -1,7 +1,7 @@
 /**
  * The opening: nine heads drift from random places into the 3 x 3 grid of a kernel's taps, and sharpen.
  *
- *     centre_h(t) = tap_h + (1 - e(t)) R(t) (start_h - tap_h),     alpha(t) = low (high / low)^(t^2),     0 <= t <= 1
+ *     centre_h(t) = tap_h + (1 - e(t)) R(t) (start_h - tap_h),     alpha(t) = low (high / low)^t,     0 <= t <= 1
  *
  * where e eases in and out, and R turns the heads while they drift. At t = 1, attention equals the convolution.
  */
@@ -28,7 +28,7 @@ const SHOWN: readonly Omit<Round, "starts">[] = [
 ];
 export const ROUNDS = SHOWN.length;
 /** Seconds of the motion, and of the rest after it. */
-export const SECONDS = { motion: 8, rest: 3 } as const;
+export const SECONDS = { motion: 6, rest: 3 } as const;
 export const SIZE = 64;
 const HEADS = 9;
 const NEAREST = 4; // pixels
@@ -51,13 +51,13 @@ export function roundOf(number: number): Round {
 
 /** Return the layer at a time between 0 (random heads) and 1 (equal to the convolution). */
 export function layerAt({ kernel, picture, starts }: Round, time: number): Setup {
-  const left = 1 - eased(Math.min(1, time / 0.8)); // the centres arrive before the heads are sharp
+  const left = 1 - eased(Math.min(1, time / 0.6)); // the centres arrive before the heads are sharp
   const [sine, cosine] = [Math.sin(TURN * left), Math.cos(TURN * left)];
   const offsets = starts.flatMap(([row, column], head) => {
     const [down, right] = [row - (Math.floor(head / 3) - 1), column - ((head % 3) - 1)];
     return [left * (cosine * down - sine * right), left * (sine * down + cosine * right)];
   });
-  const alpha = SOFTEST * (ALPHA.hard / SOFTEST) ** (time * time);
+  const alpha = SOFTEST * (ALPHA.hard / SOFTEST) ** time;
   return setup({ ...BENCH, kernel, picture, size: SIZE, alpha, offsets }, null);
 }
 

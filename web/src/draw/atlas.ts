@@ -90,6 +90,13 @@ export class Atlas {
     this.next();
   }
 
+  /** Paint all visible maps and their captions now, before the page is printed. */
+  now(): void {
+    this.asked = true;
+    do this.step();
+    while (this.behind.size > 0);
+  }
+
   /** Stop painting: the view, and with it the state that the strips read, is destroyed. */
   stop(): void {
     cancelAnimationFrame(this.frame);
@@ -101,6 +108,7 @@ export class Atlas {
 
   /** Paint all maps, but update the captions of only one layer per frame: text layout takes longer than the maps. */
   private step(): void {
+    cancelAnimationFrame(this.frame);
     this.frame = 0;
     const asked = this.asked;
     this.asked = false;
