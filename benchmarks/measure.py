@@ -49,7 +49,7 @@ class Ratio:
 
         Example:
             >>> Ratio.of((2.0, 4.0), (1.0, 1.0))
-            Ratio(value=3.0, least=2.0, most=4.0)
+            Ratio(value=3.0, least=2.0, most=4.0, disturbed=0)
         """
         usual = statistics.median(over), statistics.median(under)
         rounds = [a / b for a, b in zip(over, under, strict=True) if a <= 2 * usual[0] and b <= 2 * usual[1]]

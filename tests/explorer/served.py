@@ -16,13 +16,13 @@ SIZES = (1024, 1024)  # so large that the decoder cannot reduce the largest JPEG
 PAYLOAD_BYTES = 8_000_000  # far more than a connection buffers
 
 
-def slow(session: Session) -> Callable[[bytes, str], bytes]:
+def slow(session: Session) -> Callable[..., bytes]:
     """Return the session's `answer` function, which first sleeps for a minute if the type ends in `slow`."""
 
-    def answer(content: bytes, kind: str) -> bytes:
+    def answer(content: bytes, kind: str, heads: str | None = None) -> bytes:
         if kind.endswith("slow"):
             time.sleep(60)
-        return session.answer(content, kind)
+        return session.answer(content, kind, heads)
 
     return answer
 

@@ -100,7 +100,7 @@ def open_picture(
     except PictureError:
         raise
     except UnidentifiedImageError as error:
-        requirement = f"must be an image in a supported format ({', '.join(formats)})"
+        requirement = f"must be a {' or '.join(', '.join(formats).rsplit(', ', 1))} image"
         raise UnsupportedTypeError(bad(name, requirement, "other content")) from error
     except (Image.DecompressionBombError, Image.DecompressionBombWarning, MemoryError) as error:
         got = str(error) or "an image that does not fit in memory"
