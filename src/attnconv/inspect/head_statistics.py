@@ -27,7 +27,8 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from attnconv._util.errors import bad
-from attnconv.inspect.moments import AttentionMoments, attention_moments
+from attnconv.inspect.exact_sums import ExactSum
+from attnconv.inspect.moments import attention_moments
 from attnconv.inspect.shift_profiles import RunningShiftProfile, ShiftProfile
 from attnconv.operators.base import AttentionOperator, Queries
 
@@ -104,6 +105,8 @@ class RunningStatistics:
     """Statistics of one layer, accumulated over batches of images: `add` one operator per batch, then call `result`.
 
     All images have equal weight; an operator shared by a batch counts as one image. NaN moments of a head are skipped.
+    The order of the batches does not matter, and they can be added to several accumulators, for example in different
+    processes, which are then combined with `merge`.
 
     Example:
         >>> from attnconv import Dense, Grid
@@ -115,24 +118,36 @@ class RunningStatistics:
 
     def __init__(self) -> None:
         self._profile = RunningShiftProfile()
-        self._moments: list[AttentionMoments] = []
+        self._moments: dict[str, ExactSum] = {}  # sum over images, and number of images for which it is defined
 
     @torch.no_grad()
     def add(self, operator: AttentionOperator, *, queries: Queries | None = None) -> None:
         """Add an operator; raise a `ValueError` if its grid or number of heads is not that of the first operator."""
         self._profile.add(operator, queries=queries)  # first, since it checks the operator
-        self._moments.append(attention_moments(operator, queries=queries))
+        moments = vars(attention_moments(operator, queries=queries))
+        for name, values in moments.items():
+            if values is not None:
+                values = values if name in MOMENTS else values.expand(operator.batch, -1)
+                defined = ~values.isnan()
+                both = torch.stack((values.where(defined, 0).sum(0), defined.sum(0).double()))
+                self._add_moment(name, ExactSum.of(both))
+
+    def merge(self, other: "RunningStatistics") -> None:
+        """Add all operators of another accumulator; raise a `ValueError` if its grid or number of heads differs."""
+        self._profile.merge(other._profile)
+        for name, both in other._moments.items():
+            self._add_moment(name, both)
+
+    def _add_moment(self, name: str, both: ExactSum) -> None:
+        self._moments[name] = self._moments[name] + both if name in self._moments else both
 
     def result(self) -> LayerStatistics:
         """Return the statistics so far; raise a `ValueError` if there is no operator or a probability is not finite."""
         profile = self._profile.result()
         if not bool(profile.mass.isfinite().all()):
             raise ValueError(bad("operator", "must have finite probabilities", "NaN or infinity"))
-        means = {name: torch.cat([getattr(some, name) for some in self._moments]).nanmean(0) for name in MOMENTS}
-        shares = [
-            some.content_share.expand(len(some.entropy), -1) for some in self._moments if some.content_share is not None
-        ]
-        content = torch.cat(shares).nanmean(0) if shares else None
+        means = {name: torch.div(*both.value()) for name, both in self._moments.items()}
+        content = means.pop("content_share", None)
         shift_mass, best = profile.mass.flatten(1).max(-1)
         return LayerStatistics(
             **means,
