@@ -10,6 +10,7 @@ import math
 from typing import final
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
@@ -17,7 +18,7 @@ from attnconv._util.value_checks import whole
 from attnconv.encodings.base import Encoding, SeparableEncoding
 from attnconv.encodings.content import check_head_channels, products, scores_at, split_heads
 from attnconv.grid import Grid
-from attnconv.operators.base import all_queries
+from attnconv.operators.base import all_queries, full_precision, score_dtype
 from attnconv.operators.content import Content
 from attnconv.operators.kernels.contractions import axis_sum
 
@@ -82,8 +83,27 @@ class LearnedRelativeContent(Encoding):
         self.tables = nn.ParameterList(torch.randn(rows, part) for _ in range(dims))
 
     def operator(self, grid: Grid, x: Float[Tensor, "b *sizes c"]) -> Content:
-        query, key, biases = self._parts(grid, x)
-        return Content(grid, query, key, biases=biases)
+        if self.head_channels < x.shape[-1]:
+            query, key, biases = self._parts(grid, x)
+            return Content(grid, query, key, biases=biases)
+        points, heads = grid.at_queries(x).flatten(1, -2), self.heads
+        left = torch.cat((self.query.weight, self.query.bias[:, None]), 1).unflatten(0, (heads, -1)) * self.scale
+        content = (left.mT @ self.key.weight.unflatten(0, (heads, -1))).transpose(0, 1).flatten(1)  # (c + 1, h c)
+        query = F.linear(points, content[:-1].T, content[-1]).unflatten(-1, (heads, -1)).transpose(1, 2)
+        indices = grid.unravel(all_queries(grid, query.device))
+        biases, exact = [], score_dtype(x.dtype)
+        with full_precision(x.device):
+            for dim, (table, axis, index) in enumerate(zip(self.tables, grid.axes, indices, strict=True)):
+                part = table.shape[1]
+                part_left = left[:, dim * part : (dim + 1) * part].to(exact)
+                position = part_left.mT @ table.mT.to(exact)
+                if dim == 0:
+                    position = position + (left.mT @ self.key.bias.unflatten(0, (heads, -1, 1))).to(exact)
+                position = position.transpose(0, 1).flatten(1)
+                rows = table_rows(axis.shifts(query.device), self.max_shift)[index]  # (n, lattice_a)
+                scores = F.linear(points.to(exact), position[:-1].T, position[-1]).unflatten(-1, (heads, -1)).transpose(1, 2)
+                biases.append(scores_at(scores, rows))
+        return Content(grid, query, grid.extend(x).flatten(1, -2)[:, None], biases=biases)
 
     def terms(self, grid: Grid, x: Float[Tensor, "b *sizes c"]) -> dict[str, Float[Tensor, "b h n lattice"]]:
         query, key, biases = self._parts(grid, x)

@@ -51,7 +51,7 @@ class Content(LatticeOperator):
         self,
         grid: Grid,
         queries: Float[Tensor, "#b h n e"],
-        keys: Float[Tensor, "#b h lattice e"],
+        keys: Float[Tensor, "#b #h lattice e"],
         *,
         biases: Sequence[Float[Tensor, "#b h n _"]] = (),
     ) -> None:
@@ -151,7 +151,7 @@ def axis_scores(q: Tensor, table: Tensor, dim: int, sizes: Sequence[int]) -> Flo
 
 def attend(
     queries: Float[Tensor, "#b h n e"],
-    keys: Float[Tensor, "#b h lattice e"],
+    keys: Float[Tensor, "#b #h lattice e"],
     values: Float[Tensor, "b #h lattice f"],
     biases: Sequence[Float[Tensor, "#b h n _"]],
 ) -> Float[Tensor, "b h n f"]:
@@ -160,6 +160,11 @@ def attend(
     Queries must already be scaled; `biases` contains the position scores B_a of each axis a. Scores are computed in at
     least float32; fused kernels multiply in the dtype of the values but sum in float32.
     """
+    heads = queries.shape[1]
+    if keys.shape[1] == values.shape[1] == 1 < heads:
+        one = [part.transpose(1, 2).flatten(1, 2)[:, None] for part in (queries, *biases)]
+        return attend(one[0], keys, values, one[1:]).unflatten(2, (-1, heads)).squeeze(1).transpose(1, 2)
+    keys = keys.expand(-1, heads, -1, -1)
     exact, fused = score_dtype(values.dtype), values.device.type == "cuda"
     products = values.dtype if fused else exact
     inputs = [*(tensor.to(products) for tensor in (queries, keys, values)), *(bias.to(exact) for bias in biases)]
