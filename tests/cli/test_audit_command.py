@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import sys
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import torch
 from PIL import Image
 
 from attnconv.cli import main
+from tests.two_processes import run_python
 
 # A user's module with a model.
 MODULE = """
@@ -69,6 +71,23 @@ def test_on_digits(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert f"{layer['convolution_score']:.3f}" in out
     page = (home / "found" / "index.html").read_text()
     assert "attnconv audit quadratic-digits --data digits --images 10 --out found" in page
+
+
+def test_two_processes_write_the_files_of_one(home: Path) -> None:
+    words = ("-m", "attnconv", "audit", "of_a_user:looks", "--data", "pictures", "--image-size", "10", "--out", "found")
+    Image.new("L", (30, 20)).save(home / "pictures" / "black.png")
+    for number in range(9):  # in all, two batches
+        shutil.copy(home / "pictures" / f"{number % 3}.png", home / "pictures" / f"copy-{number}.png")
+    found = []
+    for processes in (1, 2):
+        folder = home / str(processes)
+        folder.mkdir()
+        for name in ("of_a_user.py", "pictures"):
+            (folder / name).symlink_to(home / name)
+        printed = run_python(*words, "--skip-broken", processes=processes, cwd=folder)
+        assert printed.count("black.png") == printed.count("Audit: found") == 1
+        found.append({name: (folder / "found" / name).read_bytes() for name in ("audit.json", "audit.csv")})
+    assert found[0] == found[1]
 
 
 def test_position_only_attention_needs_no_images(home: Path, capsys: pytest.CaptureFixture[str]) -> None:

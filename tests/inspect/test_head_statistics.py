@@ -73,6 +73,25 @@ def test_moments_are_means_over_images_and_batches(monkeypatch: pytest.MonkeyPat
     torch.testing.assert_close(got.position_share, 1 - got.content_share, **tolerance(DOUBLE))
 
 
+def test_neither_the_order_of_batches_nor_the_number_of_accumulators_matters() -> None:
+    operators = [OPERATORS["content"](Grid.make((5, 4)), DOUBLE, batch)[0] for batch in (2, 3, 1, 4, 2, 1, 2)]
+    results = []
+    for starts in ([0], [0, 1], [2, 1, 0]):
+        parts = [RunningStatistics() for _ in starts]
+        for start, part in zip(starts, parts, strict=True):
+            for operator in operators[start :: len(starts)]:
+                part.add(operator)
+        whole = RunningStatistics()
+        for part in parts:
+            whole.merge(part)
+        results.append(whole.result())
+    for one, other in itertools.pairwise(results):
+        for a, b in ((vars(one), vars(other)), (vars(one.profile), vars(other.profile))):
+            for name in a.keys() - {"profile"}:
+                same = torch.equal(a[name], b[name]) if isinstance(a[name], Tensor) else a[name] == b[name]
+                assert same, name
+
+
 def test_position_only_attention_has_no_shares() -> None:
     statistics = layer_statistics(Shift(Grid.make((5,)), [(1,)], torch.zeros(())))
     assert statistics.content_share is None

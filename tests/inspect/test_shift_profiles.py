@@ -164,10 +164,12 @@ def test_batches_and_blocks_add_up(block: int, monkeypatch: pytest.MonkeyPatch) 
     grid = Grid.make((4, 5))
     monkeypatch.setattr("attnconv.inspect.chosen_queries.BLOCK", block * HEADS * grid.lattice_count)
     operators: list[AttentionOperator] = []
-    running = RunningShiftProfile()
+    running, other = RunningShiftProfile(), RunningShiftProfile()
     for batch in (1, 3, 2):
         operators.append(OPERATORS["content"](grid, DOUBLE, batch)[0])
-        running.add(operators[-1])
+        (running if batch == 3 else other).add(operators[-1])
+    other.merge(RunningShiftProfile())
+    running.merge(other)
     mass, counts, constancy = brute_force(operators)
     got = running.result()
     torch.testing.assert_close(got.mass.flatten(1), mass, **tolerance(DOUBLE))
@@ -238,6 +240,10 @@ def test_bad_input() -> None:
         ValueError, match=rf"operator: .* number of heads \({HEADS}\) as the first operator, got {HEADS} heads on"
     ):
         running.add(OPERATORS["dense"](Grid.make((4,)), DOUBLE, 1)[0])
+    other = RunningShiftProfile()
+    other.add(OPERATORS["dense"](Grid.make((4,)), DOUBLE, 1)[0])
+    with pytest.raises(ValueError, match=rf"other: .* got {HEADS} heads on .*4"):
+        running.merge(other)
     with pytest.raises(ValueError, match=r"operator: .* got 1 heads"):
         running.add(Dense(Grid.make((3,)), torch.zeros(1, 1, 3, 3)))
 

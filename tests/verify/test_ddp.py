@@ -1,8 +1,5 @@
 """Two processes agree with one process of the same global batch: 50 steps, float64, no batch norm, dropout 0."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -10,9 +7,9 @@ import torch
 from safetensors.torch import load_file
 
 from attnconv.training.run_folder import RunFolder
+from tests.two_processes import run_python
 
 STEPS = 50
-SOURCE = Path(__file__).resolve().parents[2]
 PROGRAM = """
 import sys
 from dataclasses import replace
@@ -25,18 +22,16 @@ assert run.result() is not None
 """
 
 
-def train(run: Path, *launcher: str, accumulate: int = 1) -> RunFolder:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{SOURCE / 'src'}{os.pathsep}{SOURCE}"}
+def train(run: Path, *, processes: int, accumulate: int = 1) -> RunFolder:
     script = run.parent / "train.py"
     script.write_text(PROGRAM)
-    subprocess.run([sys.executable, *launcher, str(script), str(run), str(accumulate)], env=environment, check=True)
+    run_python(str(script), str(run), str(accumulate), processes=processes)
     return RunFolder(run)
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_two_processes_follow_one(tmp_path: Path, accumulate: int) -> None:
-    torchrun = ("-m", "torch.distributed.run", "--nproc-per-node", "2")
-    one, two = train(tmp_path / "one"), train(tmp_path / "two", *torchrun, accumulate=accumulate)
+    one, two = train(tmp_path / "one", processes=1), train(tmp_path / "two", processes=2, accumulate=accumulate)
     assert one.metrics()[-1]["step"] == two.metrics()[-1]["step"] == STEPS
     first, second = load_file(one.last_weights), load_file(two.last_weights)
     worst = 0.0

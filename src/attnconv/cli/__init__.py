@@ -118,7 +118,7 @@ def _run(name: str, words: list[str]) -> int:
         arguments = command.Arguments
         return int(command.run(parse(arguments, words)) or 0)
     except KeyboardInterrupt as stop:
-        from attnconv.training.processes import is_first_process
+        from attnconv._util.processes import is_first_process
 
         if is_first_process():
             print(in_flags(str(stop)) or "attnconv: stopped.", file=sys.stderr)

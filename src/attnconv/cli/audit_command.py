@@ -7,6 +7,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
+from attnconv._util.processes import begin_group, is_first_process
 from attnconv._util.settings import Natural
 from attnconv.cli.image_inputs import AttentionOptions, Subject, require_positions_only
 from attnconv.cli.output import mark, print_table, print_text, require_room
@@ -26,6 +27,7 @@ class Arguments(AttentionOptions):
         attnconv audit timm:vit_tiny_patch16_224 --pretrained --data photos
         attnconv audit hf:facebook/deit-tiny-patch16-224 --pretrained --data photos
         attnconv audit my_package.models:network --data photos --image-size 192x256
+        torchrun --nproc-per-node 2 -m attnconv audit quadratic-digits --data digits
 
     Attributes:
         model: Preset, run folder, weights file, hub:OWNER/NAME, timm:NAME, hf:NAME, torchvision:NAME or
@@ -66,11 +68,14 @@ def run(arguments: Arguments) -> None:
         pictures, scale = subject.images(arguments.data, arguments)
         images, notes = subject.normalised(pictures, scale), pictures.notes
         about = f"Measured on {len(images)} images of {arguments.data}, {size}."
+    begin_group()
     batches = images.split(8)
     with closing(tracked(batches, f"Auditing {arguments.model}", len(batches))) as shown:
         found = audit(subject.loaded.model, shown, queries=arguments.queries, **reading)
     if arguments.data is None:
         require_positions_only(found)
+    if not is_first_process():
+        return
     source = subject.loaded.source
     about = f"{source[:1].upper()}{source[1:]}. {about}"
     for omission in found.omissions():

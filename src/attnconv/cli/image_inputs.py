@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from attnconv._util.errors import bad
+from attnconv._util.processes import is_first_process
 from attnconv._util.settings import Natural
 
 if TYPE_CHECKING:
@@ -112,7 +113,7 @@ class Subject:
             raise ValueError(bad("--data", requirement, got, "Omit it to use random noise."))
         mean, std = self.normalisation
         if data in DATA_SETS:
-            with downloading() as progress:
+            with downloading(shown=is_first_process()) as progress:
                 settings = DataSettings(data, root=str(options.data_root))  # type: ignore[arg-type]
                 splits = load_data(settings, progress=progress)
             pixels = splits.test.images[:count]
@@ -123,7 +124,7 @@ class Subject:
         if not Path(data).is_dir():
             raise ValueError(bad("--data", f"must be a folder of images, {' or '.join(DATA_SETS)}", repr(data)))
         found = read_pictures(data, sizes, count=count, channels=channels, skip_broken=skip, varied=True)
-        for note in found.notes:
+        for note in found.notes if is_first_process() else ():
             print(note)
         return found, (mean, std)
 

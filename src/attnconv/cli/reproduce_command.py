@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from attnconv._util.processes import is_first_process
 from attnconv._util.settings import Fine, Natural, Problem
 from attnconv.cli.output import print_table, resumed_by
 from attnconv.cli.parsing import in_flags
 from attnconv.paper import training_plan
 from attnconv.paper.training_plan import PRUNED, SOURCE, PlannedRun, ScaleName
-from attnconv.training.processes import is_first_process
 from attnconv.training.run_folder import RunFolder
 
 

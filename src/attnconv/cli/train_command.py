@@ -94,8 +94,8 @@ class Arguments:
 
 def run(arguments: Arguments) -> None:
     """Train the model, and print the run folder."""
+    from attnconv._util.processes import is_first_process
     from attnconv.training.fitting import fit
-    from attnconv.training.processes import is_first_process
 
     folder = arguments.out or Path("runs") / arguments.settings.preset
     command = ["attnconv", *sys.argv[1:]]

@@ -14,7 +14,8 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from attnconv._util.errors import bad
-from attnconv._util.value_checks import check_dense, whole
+from attnconv._util.processes import group_rank_and_size, in_all_processes
+from attnconv._util.value_checks import check_dense, check_module, whole
 from attnconv.grid import Grid
 from attnconv.inspect.capture import blaming_images, check_images, visit_attention
 from attnconv.inspect.chosen_queries import sample_queries
@@ -128,6 +129,9 @@ def audit(
 ) -> Audit:
     """Measure how closely each attention layer of a model resembles a convolution on the given images.
 
+    In an initialised `torch.distributed` group, all processes must call this function with the same model and images.
+    Each measures every n-th batch, with n the number of processes, and all return the audit of all images.
+
     Args:
         model: Any module that `visit_attention` can read. It runs in evaluation mode and without gradients.
         images: Input of the model, normalised as in training: a batch, usually (b, c, height, width), or an iterable
@@ -142,8 +146,9 @@ def audit(
 
     Raises:
         TypeError: If `images` does not consist of floating-point tensors, or `queries` or `batch` is not an integer.
-        ValueError: If there are no images; if an image is constant or not finite; if image sizes differ; if the model
-            rejects the images or `options`, or has no attention; or if attention contains NaN or cannot be read.
+        ValueError: If there are no images; if an image is constant or not finite; if image sizes differ, or images
+            differ between processes; if the model is sharded, rejects the images or `options`, or has no attention; or
+            if attention contains NaN or cannot be read.
 
     Example:
         >>> from attnconv.convert import from_conv
@@ -152,25 +157,42 @@ def audit(
         >>> round(layer.statistics.convolution_score, 6), round(layer.span_residual, 6)
         (1.0, 0.0)
     """
+    check_module(model)
+    if sharded := [name for name, value in model.named_parameters() if hasattr(value, "full_tensor")]:  # a DTensor
+        fix = "Load its full state dict into a model that is not sharded."
+        raise ValueError(bad("model", "must not have sharded parameters", sharded[0], fix))
     queries, batch = whole("queries", queries, 1), whole("batch", batch, 1)
-    running: dict[str, _RunningLayer] = {}
-    left_out: dict[str, str] = {}
-    unreadable = left_out.setdefault if skip_unreadable else None
-    count, shape = 0, None
-    for some in _batches(images, batch):
-        check_images(some, before=count, shape=shape)
-        count, shape = count + len(some), tuple(some.shape[1:])
-        with blaming_images(model, some, options):
-            visit = _adding_to(running, some, queries)
-            visit_attention(
-                model, some, visit, grid=grid, prefix=prefix, layers=layers, options=options, unreadable=unreadable
-            )
-    if shape is None:
+    rank, processes = group_rank_and_size()
+
+    def measure() -> _RunningAudit:
+        """Measure the batches of this process, which are distributed in turn; all processes validate all images."""
+        running, shape = _RunningAudit(), None
+        unreadable = running.left_out.setdefault if skip_unreadable else None
+        for number, some in enumerate(_batches(images, batch)):
+            check_images(some, before=running.images, shape=shape)
+            running.images, shape = running.images + len(some), tuple(some.shape[1:])
+            if processes > 1:
+                running.digest = hash((running.digest, int(some.contiguous().view(torch.uint8).sum())))
+            if number % processes != rank:
+                continue
+            with blaming_images(model, some, options):
+                visit = _adding_to(running.layers, some, queries)
+                visit_attention(
+                    model, some, visit, grid=grid, prefix=prefix, layers=layers, options=options, unreadable=unreadable
+                )
+        return running
+
+    device = next(model.parameters(), torch.empty(0)).device
+    running, *others = in_all_processes(measure, device)
+    for other in others:
+        running.merge(other)
+    if not running.images:
         raise ValueError(bad("images", "must contain at least one image", 0))
-    if not running:
-        named = "; ".join(f"{name!r}: {reason}" for name, reason in left_out.items())
+    if not running.layers:
+        named = "; ".join(f"{name!r}: {reason}" for name, reason in running.left_out.items())
         raise ValueError(bad("model", "must contain at least one attention layer that can be read", named))
-    return Audit(tuple(layer.result(name, model) for name, layer in running.items()), count, left_out)
+    found = tuple(layer.result(name, model) for name, layer in running.layers.items())
+    return Audit(found, running.images, running.left_out)
 
 
 @final
@@ -203,6 +225,31 @@ class _RunningLayer:
             statistics=statistics,
             span_unknown="" if span is None else span.reason,
         )
+
+
+@final
+@dataclass(eq=False)
+class _RunningAudit:
+    """Audit of the batches of one process, with the number and a digest of all images."""
+
+    layers: dict[str, _RunningLayer] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)
+    images: int = 0
+    digest: int = 0
+
+    def merge(self, other: "_RunningAudit") -> None:
+        """Add the batches of another process."""
+        if (self.images, self.digest) != (other.images, other.digest):
+            requirement = "must be the same in all processes, which divide them among themselves"
+            got = f"{self.images} and {other.images} images that differ"
+            raise ValueError(bad("images", requirement, got, "Pass all images, in the same order, to every process."))
+        for name, layer in other.layers.items():
+            if name in self.layers:
+                self.layers[name].statistics.merge(layer.statistics)
+            else:
+                self.layers[name] = layer
+        for name, reason in other.left_out.items():
+            self.left_out.setdefault(name, reason)
 
 
 def _adding_to(

@@ -27,13 +27,13 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from attnconv._util.errors import bad
+from attnconv.inspect.exact_sums import ExactSum
 from attnconv.inspect.moments import AttentionMoments, attention_moments
 from attnconv.inspect.shift_profiles import RunningShiftProfile, ShiftProfile
 from attnconv.operators.base import AttentionOperator, Queries
 
 LEAST_VARIANCE = 1e-6  # lower limit for a Gaussian's variance, in positions squared; a single tap has variance 0
 ROUNDING = 1e-6  # float32 rounding differences between equal heads, relative to the largest singular value
-MOMENTS = ("centre", "covariance", "distance", "entropy", "padding_mass")
 
 
 @final
@@ -104,6 +104,8 @@ class RunningStatistics:
     """Statistics of one layer, accumulated over batches of images: `add` one operator per batch, then call `result`.
 
     All images have equal weight; an operator shared by a batch counts as one image. NaN moments of a head are skipped.
+    The order of the batches does not matter, and they can be added to several accumulators, for example in different
+    processes, which are then combined with `merge`.
 
     Example:
         >>> from attnconv import Dense, Grid
@@ -115,27 +117,37 @@ class RunningStatistics:
 
     def __init__(self) -> None:
         self._profile = RunningShiftProfile()
-        self._moments: list[AttentionMoments] = []
+        self._moments = ExactSum.of(torch.zeros((), dtype=torch.float64))  # (2, h, moments): sums, numbers of images
 
     @torch.no_grad()
     def add(self, operator: AttentionOperator, *, queries: Queries | None = None) -> None:
         """Add an operator; raise a `ValueError` if its grid or number of heads is not that of the first operator."""
         self._profile.add(operator, queries=queries)  # first, since it checks the operator
-        self._moments.append(attention_moments(operator, queries=queries))
+        moments = _packed(attention_moments(operator, queries=queries))
+        self._moments += ExactSum.of(torch.stack((moments.nansum(0), (~moments.isnan()).sum(0))))
+
+    def merge(self, other: "RunningStatistics") -> None:
+        """Add all operators of another accumulator; raise a `ValueError` if its grid or number of heads differs."""
+        self._profile.merge(other._profile)
+        self._moments += other._moments
 
     def result(self) -> LayerStatistics:
         """Return the statistics so far; raise a `ValueError` if there is no operator or a probability is not finite."""
         profile = self._profile.result()
         if not bool(profile.mass.isfinite().all()):
             raise ValueError(bad("operator", "must have finite probabilities", "NaN or infinity"))
-        means = {name: torch.cat([getattr(some, name) for some in self._moments]).nanmean(0) for name in MOMENTS}
-        shares = [
-            some.content_share.expand(len(some.entropy), -1) for some in self._moments if some.content_share is not None
-        ]
-        content = torch.cat(shares).nanmean(0) if shares else None
+        total, count = self._moments.value()
+        dims = len(profile.reach)
+        centre, covariance, others = (total / count).split((dims, dims * dims, 4), -1)
+        distance, entropy, padding_mass, shares = others.unbind(-1)
+        content = shares if bool(count[:, -1].any()) else None
         shift_mass, best = profile.mass.flatten(1).max(-1)
         return LayerStatistics(
-            **means,
+            centre=centre,
+            covariance=covariance.unflatten(-1, (dims, dims)),
+            distance=distance,
+            entropy=entropy,
+            padding_mass=padding_mass,
             content_share=content,
             position_share=None if content is None else 1 - content,
             constancy=profile.constancy,
@@ -149,6 +161,14 @@ class RunningStatistics:
             convolution_score=convolution_score(profile),
             profile=profile,
         )
+
+
+def _packed(moments: AttentionMoments) -> Float64[Tensor, "b h moments"]:
+    """Return all moments in one tensor, with NaN for a content share that is None."""
+    share = moments.content_share
+    shares = torch.full_like(moments.entropy, math.nan) if share is None else share.expand_as(moments.entropy)
+    others = torch.stack((moments.distance, moments.entropy, moments.padding_mass, shares), -1)
+    return torch.cat((moments.centre, moments.covariance.flatten(2), others), -1)
 
 
 def convolution_score(profile: ShiftProfile) -> float:

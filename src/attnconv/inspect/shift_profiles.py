@@ -28,6 +28,7 @@ from torch import Tensor
 from attnconv._util.errors import bad
 from attnconv.grid import Axis, Grid
 from attnconv.inspect.chosen_queries import query_blocks
+from attnconv.inspect.exact_sums import ExactSum
 from attnconv.operators.base import AttentionOperator, Queries
 
 
@@ -88,7 +89,8 @@ def shift_profile(operator: AttentionOperator, *, queries: Queries | None = None
 class RunningShiftProfile:
     """Profile of one layer, accumulated over batches of images: `add` one operator per batch, then call `result`.
 
-    All images have equal weight; an operator shared by a batch counts as one image.
+    All images have equal weight; an operator shared by a batch counts as one image. The order of the batches does not
+    matter, and they can be added to several accumulators, which are then combined with `merge`.
     """
 
     def __init__(self) -> None:
@@ -99,21 +101,14 @@ class RunningShiftProfile:
         """Add an operator; raise a `ValueError` if its grid or number of heads is not that of the first operator."""
         blocks = query_blocks(operator, queries)
         if self._grid is None:
-            self._grid = operator.grid
-            self._reach = tuple(_reach(axis) for axis in operator.grid.axes)
-            shape = [most - least + 1 for least, most in self._reach]
-            self._mass = torch.zeros(operator.heads, *shape, dtype=torch.float64, device=operator.device)
-            self._mass_squares = torch.zeros_like(self._mass)
-            self._counts = torch.zeros(shape, dtype=torch.int64, device=operator.device)
-            self._images = 0
-            self._explained, self._squares = self._mass.new_zeros(2, operator.heads)
-        if self._grid != operator.grid or len(self._mass) != operator.heads:
-            got = f"{operator.heads} heads on {operator.grid.query_sizes} queries and {operator.grid.sizes} keys"
-            requirement = f"must have the same grid and number of heads ({len(self._mass)}) as the first operator"
-            raise ValueError(bad("operator", requirement, got, "Use a separate accumulator for each layer."))
+            self._begin(operator.grid, operator.heads, operator.device)
+        self._check("operator", operator.grid, operator.heads)
         grid = operator.grid
         inner = [_inner_range(axis) for axis in grid.axes]
-        totals = self._mass.new_zeros(operator.batch, *self._mass.shape)  # sums over the inner queries, per image
+        sums = torch.zeros_like(self._sums.high)
+        shares = torch.zeros_like(self._shares.high)
+        (mass, mass_squares), (explained, all_squares) = sums, shares
+        totals = mass.new_zeros(operator.batch, *mass.shape)  # sums over the inner queries, per image
         counts = torch.zeros_like(self._counts)
         for some in blocks:
             rows = operator.rows(some).unflatten(-1, grid.sizes)
@@ -123,24 +118,55 @@ class RunningShiftProfile:
                 keys, shifts = _window(grid, position, self._reach)
                 row = rows[(slice(None), slice(None), number, *keys)].double()  # (b, h, some keys per axis)
                 squares = row.square().sum(0)
-                self._mass[(slice(None), *shifts)] += row.sum(0)
-                self._mass_squares[(slice(None), *shifts)] += squares
+                mass[(slice(None), *shifts)] += row.sum(0)
+                mass_squares[(slice(None), *shifts)] += squares
                 self._counts[shifts] += operator.batch
                 if all(first <= here <= last for here, (first, last) in zip(position, inner, strict=True)):
                     totals[(slice(None), slice(None), *shifts)] += row
                     counts[shifts] += 1
-                    self._squares += squares.flatten(1).sum(-1)
+                    all_squares += squares.flatten(1).sum(-1)
+        explained += (totals.square() / counts.clamp_min(1)).flatten(2).sum((0, -1))
         self._images += operator.batch
-        self._explained += (totals.square() / counts.clamp_min(1)).flatten(2).sum((0, -1))
+        self._sums += ExactSum.of(sums)
+        self._shares += ExactSum.of(shares)
+
+    def merge(self, other: "RunningShiftProfile") -> None:
+        """Add all operators of another accumulator; raise a `ValueError` if its grid or number of heads differs."""
+        if other._grid is None:
+            return
+        heads = other._sums.high.shape[1]
+        if self._grid is None:
+            self._begin(other._grid, heads, other._counts.device)
+        self._check("other", other._grid, heads)
+        self._images += other._images
+        self._counts += other._counts
+        self._sums += other._sums
+        self._shares += other._shares
+
+    def _begin(self, grid: Grid, heads: int, device: torch.device) -> None:
+        self._grid, self._reach = grid, tuple(_reach(axis) for axis in grid.axes)
+        shape = [most - least + 1 for least, most in self._reach]
+        self._images, self._counts = 0, torch.zeros(shape, dtype=torch.int64, device=device)
+        zeros = torch.zeros(2, heads, *shape, dtype=torch.float64, device=device)
+        self._sums = ExactSum.of(zeros)  # of the attention at each shift, and of its square
+        self._shares = ExactSum.of(zeros.new_zeros(2, heads))  # numerator and denominator of the constancy
+
+    def _check(self, name: str, grid: Grid, heads: int) -> None:
+        first = self._sums.high.shape[1]
+        if self._grid != grid or first != heads:
+            got = f"{heads} heads on {grid.query_sizes} queries and {grid.sizes} keys"
+            requirement = f"must have the same grid and number of heads ({first}) as the first operator"
+            raise ValueError(bad(name, requirement, got, "Use a separate accumulator for each layer."))
 
     def result(self) -> ShiftProfile:
         """Return the profile of all operators added so far; raise a `ValueError` if there is none."""
         if self._grid is None:
             raise ValueError(bad("operator", "must be added before calling result()", "none", "Call add(operator)."))
-        constancy = self._explained / self._squares.where(self._squares > 0, math.nan)
+        explained, squares = self._shares.value()
+        constancy = explained / squares.where(squares > 0, math.nan)
         counts = self._counts.clamp_min(1)
-        mass = self._mass / counts
-        spread = (self._mass_squares / counts - mass.square()).clamp_min(0.0)
+        mass, mean_squares = self._sums.value() / counts
+        spread = (mean_squares - mass.square()).clamp_min(0.0)
         return ShiftProfile(
             mass=mass,
             counts=self._counts.clone(),

@@ -10,9 +10,9 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from attnconv._util.errors import bad
+from attnconv._util.processes import local_rank
 from attnconv.data.augmentation import normalise
 from attnconv.data.image_set import Batch, Batches, ImageSet
-from attnconv.training.processes import local_rank
 from attnconv.training.settings import AcceleratorName, PrecisionName
 
 

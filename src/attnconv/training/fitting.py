@@ -4,7 +4,6 @@ A run that was interrupted at any time can be resumed with `resume=True`. On a C
 final weights are then bit for bit those of an uninterrupted run.
 """
 
-import atexit
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict
@@ -16,6 +15,7 @@ from torch import nn
 
 from attnconv._util.atomic_write import write_atomically
 from attnconv._util.errors import bad
+from attnconv._util.processes import begin_group, is_first_process, world_size
 from attnconv.data.image_set import Splits
 from attnconv.data.load_splits import load_data
 from attnconv.models.checkpoint import load_weights, read_checkpoint
@@ -24,7 +24,6 @@ from attnconv.models.model_loader import checkpoint_file, load as load_model
 from attnconv.training.environment import environment
 from attnconv.training.evaluation import device_of, evaluate
 from attnconv.training.loop import TrainingLoop, numerics
-from attnconv.training.processes import is_first_process, world_size
 from attnconv.training.progress_bars import TrainingProgress, downloading
 from attnconv.training.run_checks import check_folder, check_start, data_problems, machine_problems
 from attnconv.training.run_folder import RunFolder, write_json, writing
@@ -82,11 +81,7 @@ def _fit(
     if wrong := data_problems(settings, data):
         raise SettingsError(wrong)
     device = device_of(settings.train.accelerator)
-    if world_size() > 1 and not torch.distributed.is_initialized():
-        if device.type == "cuda":
-            torch.cuda.set_device(device)
-        torch.distributed.init_process_group("nccl" if device.type == "cuda" else "gloo")
-        atexit.register(torch.distributed.destroy_process_group)
+    begin_group(device)
     progress = TrainingProgress(settings.train.epochs, len(data.train) // settings.train.batch_size, shown=shown)
     try:
         with numerics(device), closing(progress):

@@ -18,13 +18,13 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from attnconv._util.glibc_malloc import freed_memory_kept
+from attnconv._util.processes import rank, world_size
 from attnconv.data.augmentation import augment, mix
 from attnconv.data.image_set import Batch, Batches, ImageSet, Splits
 from attnconv.models.checkpoint import About
 from attnconv.models.settings import ResNetSettings
 from attnconv.training.evaluation import Metrics, autocast, dtype_of, metrics_of, tally, tally_batches, zero_tally
 from attnconv.training.optimisers import make_optimiser, rate_factor
-from attnconv.training.processes import rank, world_size
 from attnconv.training.settings import RunSettings
 
 

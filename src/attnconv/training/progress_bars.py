@@ -7,6 +7,7 @@ from typing import TypeVar, final
 from rich import progress as bars
 from rich.console import Console
 
+from attnconv._util.processes import is_first_process
 from attnconv.training.run_folder import MetricsLine
 
 T = TypeVar("T")
@@ -81,6 +82,7 @@ def working(text: str) -> Iterator[None]:
 
 
 def tracked(items: Iterable[T], text: str, total: int) -> Generator[T, None, None]:
-    """Yield the items; on a terminal, also show a progress bar."""
+    """Yield the items; on a terminal, also show a progress bar in the first process."""
     console = Console(stderr=True)
-    yield from bars.track(items, text, total, console=console, transient=True, disable=not console.is_terminal)
+    hidden = not (console.is_terminal and is_first_process())
+    yield from bars.track(items, text, total, console=console, transient=True, disable=hidden)

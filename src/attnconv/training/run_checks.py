@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from attnconv._util.errors import bad
+from attnconv._util.processes import is_first_process, local_rank, world_size
 from attnconv._util.settings import Problem, SettingsError, flat, plain, read
 from attnconv.data.image_set import Splits
 from attnconv.data.settings import root_problems, settle
@@ -15,7 +16,6 @@ from attnconv.models.checkpoint import check_tensors, read_checkpoint
 from attnconv.models.model_loader import checkpoint_file
 from attnconv.models.settings import ResNetSettings
 from attnconv.training.evaluation import device_of
-from attnconv.training.processes import is_first_process, local_rank, world_size
 from attnconv.training.run_folder import RunFolder
 from attnconv.training.run_recorder import read_state
 from attnconv.training.settings import AcceleratorName, RunSettings

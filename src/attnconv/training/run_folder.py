@@ -28,8 +28,8 @@ import msgspec
 from attnconv._util.atomic_write import PARTIAL, cannot_write, write_atomically
 from attnconv._util.errors import bad
 from attnconv._util.file_lock import locked
+from attnconv._util.processes import is_first_process
 from attnconv._util.settings import plain, read
-from attnconv.training.processes import is_first_process
 from attnconv.training.settings import RunSettings
 
 FORMAT = 1

@@ -22,12 +22,12 @@ from torch import nn
 
 from attnconv._util.atomic_write import write_atomically
 from attnconv._util.errors import bad
+from attnconv._util.processes import is_first_process
 from attnconv._util.settings import plain
 from attnconv.encodings.base import Encoding
 from attnconv.models.checkpoint import weights_bytes
 from attnconv.training.evaluation import Metrics
 from attnconv.training.loop import TrainingLoop
-from attnconv.training.processes import is_first_process
 from attnconv.training.progress_bars import TrainingProgress
 from attnconv.training.run_folder import HeadsLine, LayerHeads, MetricsLine, RunFolder, append_line
 
