@@ -6,7 +6,7 @@ from pathlib import Path
 
 from PIL import Image
 
-STEP = 120  # milliseconds
+STEP = 100  # milliseconds
 REST = 3000
 COLOURS = 220  # of the photograph and the outputs; the rest is for the heads
 
