@@ -48,7 +48,7 @@ def table_of(grid: Grid, name: str, dtype: torch.dtype = DOUBLE) -> Tensor:
 
 
 def inputs_of(grid: Grid, table: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    values = torch.randn(2, *grid.lattice_sizes, 3, dtype=dtype, requires_grad=True)
+    values = torch.randn(grid.lattice_count, 2, 3, dtype=dtype, requires_grad=True)
     return values, table.clone().requires_grad_()
 
 
@@ -88,23 +88,23 @@ def test_spectrum_equals_the_matrix(name: str, head: str, monkeypatch: pytest.Mo
 
 
 def test_each_head_goes_the_cheaper_way() -> None:
-    grid, values = Grid.make((96, 96)), torch.zeros(1, 96, 96, 64)
+    grid, values = Grid.make((96, 96)), torch.zeros(96 * 96, 64)
     ways = {}
     for name in HEADS_OF:
         table = table_of(grid, name)
-        ways[name] = toeplitz._prefers_spectrum(grid, toeplitz.runs_of(grid, table, values.dtype), values, table)
+        ways[name] = toeplitz._prefers_spectrum(grid, toeplitz.tiles_of(grid, table, values.dtype), values, table)
     assert ways == {"local": False, "sharp": False, "wide": True, "beyond": False, "far beyond": False}
     wide = table_of(grid, "wide")
-    runs = toeplitz.runs_of(grid, wide, DOUBLE)
-    assert not toeplitz._prefers_spectrum(grid, runs, values.double(), wide)  # float64 needs windows
-    assert not toeplitz._prefers_spectrum(grid, runs, values, wide.float())
+    tiles = toeplitz.tiles_of(grid, wide, DOUBLE)
+    assert not toeplitz._prefers_spectrum(grid, tiles, values.double(), wide)  # float64 needs windows
+    assert not toeplitz._prefers_spectrum(grid, tiles, values, wide.float())
 
 
 def test_windows_cost_the_same_per_pixel_on_any_image() -> None:
     costs = []
     for side in (128, 512):
         grid = Grid.make((side, side))
-        costs.append(toeplitz.work_of(toeplitz.runs_of(grid, table_of(grid, "local"), torch.float32)) / side**2)
+        costs.append(toeplitz.work_of(toeplitz.tiles_of(grid, table_of(grid, "local"), torch.float32)) / side**2)
     assert costs[1] < 1.1 * costs[0]
     assert costs[1] < 1000  # of 65,536 keys
 
@@ -171,8 +171,8 @@ def line_of(root: float, centre: float, size: int) -> Tensor:
 def test_a_bright_pixel_that_no_query_sees_leaves_the_spectrums_rows_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """A transform spreads rounding errors over all rows, and rows of a head that points outside have tiny sums."""
     monkeypatch.setattr(toeplitz, "_prefers_spectrum", lambda *_: True)
-    values = torch.randn(1, 400, 1)
-    values[:, 0] = 1e5
+    values = torch.randn(400, 1)
+    values[0] = 1e5
     grid, table = Grid.make((400,)), line_of(0.05, 300.0, 400)
     plain = mix_plainly(grid, values, table)
     assert plain.abs().max() < 10

@@ -77,7 +77,7 @@ class Kronecker(AttentionOperator):
         """Create an operator from scores, one tensor (h, n_a, lattice_a) for each axis a, whose sum is the score."""
         factors, masses = [], []
         for axis, score in zip(grid.axes, scores, strict=True):
-            lattice = contractions.banded_softmax(score)
+            lattice = contractions.banded_softmax(score, score.dtype)
             factors.append(axis.fold(lattice))
             masses.append(axis.empty_mass(lattice))
         return Kronecker(grid, factors, masses, smooth=smooth)

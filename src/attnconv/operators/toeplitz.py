@@ -15,7 +15,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeAlias, final
 
 import torch
@@ -36,11 +36,17 @@ from attnconv.operators.base import (
 )
 from attnconv.operators.dense import Dense
 from attnconv.operators.kernels import block_sizes
-from attnconv.operators.kernels.contractions import banded_softmax, below_largest, project, project_heads
-from attnconv.operators.kernels.recompute_in_backward import Gradients, checkpointed, recomputing, recorded
+from attnconv.operators.kernels.contractions import banded_softmax, project, project_heads
+from attnconv.operators.kernels.recompute_in_backward import (
+    Gradients,
+    checkpointed,
+    is_transformed,
+    recomputing,
+    recorded,
+)
 
-PRODUCT = 60e9  # flops per second of the products of windows; compared with `SPECTRUM` to choose the method
-SPECTRUM = 2.5e9  # flops per second of transforms in float64
+PRODUCT = 25e9  # flops per second of windows, including their softmax; compared with `SPECTRUM` to choose the method
+SPECTRUM = 5e9  # flops per second of transforms in float64
 TRUSTED = 1e-4  # minimum share of a row in the sum of all weights for which float64 rounds less than float32 would
 
 
@@ -79,16 +85,19 @@ class Toeplitz(LatticeOperator):
 
         with full_precision(x.device):
             # Sums over heads, including those of gradients, are in at least float32.
-            wide = self.grid.extend(x.to(dtype)).to(score_dtype(dtype))
+            wide = _points_first(self.grid, x.to(dtype)).to(score_dtype(dtype))
             heads = zip(weight.to(dtype)[:, None], self.table, strict=True)
             shares = (checkpointed(share, wide, matrix, table) for matrix, table in heads)
-            return functools.reduce(torch.add, shares).to(dtype)
+            out = functools.reduce(torch.add, shares).to(dtype)
+        return out.transpose(0, 1).unflatten(1, self.grid.query_sizes)
 
     def apply(self, values: Float[Tensor, "b h *sizes e"]) -> Float[Tensor, "b h *queries e"]:
         if (dense := self._all_rows()) is not None:
             return dense.apply(values)
-        shown = self.grid.extend(values)
-        return torch.stack([mix_by_shift(self.grid, shown[:, h], self.table[h]) for h in range(self.heads)], 1)
+        mix = functools.partial(mix_by_shift, self.grid)
+        heads = zip(values.unbind(1), self.table, strict=True)
+        mixed = [checkpointed(mix, _points_first(self.grid, head), table) for head, table in heads]
+        return torch.stack(mixed).permute(2, 0, 1, 3).unflatten(2, self.grid.query_sizes)
 
     def lattice_rows(self, queries: Int[Tensor, "r"]) -> Float[Tensor, "1 h r lattice"]:
         return shift_rows(self.grid, self.table, queries, self.dtype)[None]
@@ -103,78 +112,56 @@ class Toeplitz(LatticeOperator):
 
 @final
 @dataclass(frozen=True)
-class Run:
-    """Neighbouring tiles along an axis that use the same relative range of keys."""
+class Tiles:
+    """Tiles of neighbouring queries along an axis that use the same relative range of keys."""
 
-    first: int  # first query
-    tiles: int  # number of tiles
     queries: int  # queries per tile
-    start: int  # first key of the first tile; each following tile starts stride * queries later
     keys: int  # keys per tile
+    start: int  # first key minus stride * first query
+    firsts: tuple[int, ...]  # first query of each tile
 
 
-Runs: TypeAlias = Sequence[Sequence[Run]]
+Box: TypeAlias = tuple[Tiles, ...]  # one element per axis
+Cover: TypeAlias = tuple[tuple[Tiles, ...], ...]  # all tiles of each axis
 
 
 def mix_by_shift(
-    grid: Grid, values: Float[Tensor, "b *lattice c"], table: Float[Tensor, "*shifts"]
-) -> Float[Tensor, "b *queries c"]:
-    """Compute A V for one head from its scores of the shifts `Axis.all_shifts`, in float32 or float64."""
-    return _mixing(grid)(values, table)
+    grid: Grid, values: Float[Tensor, "lattice *columns"], table: Float[Tensor, "*shifts"]
+) -> Float[Tensor, "queries *columns"]:
+    """Compute A V for one head from its scores of the shifts `Axis.all_shifts`, in float32 or float64.
+
+    The spectrum saves intermediate results for the backward pass, unless the caller uses `checkpointed`.
+    """
+    if not has_values(table) or is_transformed():
+        return mix_plainly(grid, values, table)
+    flat = values.flatten(1)
+    tiles = tiles_of(grid, table, values.dtype)
+    if _prefers_spectrum(grid, tiles, flat, table):
+        parts = flat.split(max(block_sizes.SPECTRUM_BLOCK // (8 * math.prod(_lengths(grid))), 1), 1)
+        mix = functools.partial(_mix_spectrum, grid)
+        mixed = [mix(part, table) if len(parts) == 1 else checkpointed(mix, part, table) for part in parts]
+        return torch.cat(mixed, 1).unflatten(1, values.shape[1:])
+    return _mix_windows(grid, tiles)(flat, table).unflatten(1, values.shape[1:])
 
 
-@functools.lru_cache(maxsize=64)
-def _mixing(grid: Grid) -> Callable[..., Tensor]:
-    partial = functools.partial
-    return recomputing(partial(mix_plainly, grid), partial(_forward, grid), partial(_gradients, grid))
-
-
-def mix_plainly(grid: Grid, values: Tensor, table: Tensor) -> Tensor:
+def mix_plainly(
+    grid: Grid, values: Float[Tensor, "lattice *columns"], table: Float[Tensor, "*shifts"]
+) -> Float[Tensor, "queries *columns"]:
     """Compute `mix_by_shift` with the whole matrix of the head."""
-    queries = torch.arange(grid.query_count, device=table.device)
-    rows = shift_rows(grid, table[None], queries, score_dtype(values.dtype))[0]
-    return (rows.to(values.dtype) @ values.flatten(1, -2)).unflatten(1, grid.query_sizes)
+    rows = shift_rows(grid, table[None], all_queries(grid, table.device), score_dtype(values.dtype))[0]
+    return (rows.to(values.dtype) @ values.flatten(1)).unflatten(1, values.shape[1:])
 
 
-def _forward(grid: Grid, values: Tensor, table: Tensor) -> Tensor:
-    runs = runs_of(grid, table, values.dtype)
-    if not _prefers_spectrum(grid, runs, values, table):
-        return mix_windows(grid, runs, values, table)
-    out = values.new_empty((values.shape[0], *grid.query_sizes, values.shape[-1]))
-    for images, channels in _columns(grid, values):
-        out[images, ..., channels] = _mix_spectrum(grid, values[images, ..., channels], table)
-    return out
+def _points_first(grid: Grid, images: Float[Tensor, "b *sizes c"]) -> Float[Tensor, "lattice b c"]:
+    return grid.extend(images).flatten(1, -2).transpose(0, 1).contiguous()
 
 
-def _gradients(grid: Grid, inputs: Sequence[Tensor], gradient: Tensor, wanted: Sequence[bool]) -> Gradients:
-    values, table = inputs
-    runs = runs_of(grid, table, values.dtype)
-    if not _prefers_spectrum(grid, runs, values, table):
-        return window_gradients(grid, runs, values, table, gradient, wanted)
-    totals = [torch.zeros_like(tensor) for tensor in inputs]
-    for images, channels in _columns(grid, values):
-        part = values[images, ..., channels]
-        out, leaves = recorded(functools.partial(_mix_spectrum, grid), (part, table), (True, True))
-        totals[0][images, ..., channels], to_table = torch.autograd.grad(out, leaves, gradient[images, ..., channels])
-        totals[1] += to_table
-    return tuple(total if want else None for total, want in zip(totals, wanted, strict=True))
-
-
-def _columns(grid: Grid, values: Tensor) -> Iterator[tuple[slice, slice]]:
-    """Yield slices of images and of channels with about `SPECTRUM_BLOCK` bytes of values in float64."""
-    most = max(block_sizes.SPECTRUM_BLOCK // (8 * math.prod(_lengths(grid))), 1)
-    for images in block_sizes.spans(values.shape[0], max(most // values.shape[-1], 1)):
-        for channels in block_sizes.spans(values.shape[-1], most):
-            yield images, channels
-
-
-def _prefers_spectrum(grid: Grid, runs: Runs, values: Tensor, table: Tensor) -> bool:
+def _prefers_spectrum(grid: Grid, tiles: Cover, values: Tensor, table: Tensor) -> bool:
     """Return whether transforms are cheaper than windows; they need a float64 table and values of at most 32 bits."""
     if table.dtype != torch.float64 or values.dtype == torch.float64:
         return False
-    columns = values.shape[0] * values.shape[-1]
-    by_windows = 2 * work_of(runs) * columns / PRODUCT
-    points = math.prod(_lengths(grid))
+    columns, points = values.shape[1], math.prod(_lengths(grid))
+    by_windows = 2 * work_of(tiles) * columns / PRODUCT
     by_spectrum = 5 * points * points.bit_length() * columns / SPECTRUM
     if by_windows <= by_spectrum:
         return False
@@ -183,24 +170,22 @@ def _prefers_spectrum(grid: Grid, runs: Runs, values: Tensor, table: Tensor) -> 
 
 
 def _mix_spectrum(
-    grid: Grid, values: Float[Tensor, "b *lattice c"], table: Float[Tensor, "*shifts"]
-) -> Float[Tensor, "b *queries c"]:
+    grid: Grid, values: Float[Tensor, "lattice c"], table: Float[Tensor, "*shifts"]
+) -> Float[Tensor, "queries c"]:
     """Compute A V by FFT with differentiable operations; the table is in float64."""
     weights, sums, trusted = _weights(grid, table)
-    images = values.movedim(-1, 1).to(table.dtype)
-    out = _correlate(grid, weights, images) / sums.where(trusted, 1)
-    out = out.where(trusted, 0).to(values.dtype).movedim(1, -1).flatten(1, -2)  # (b, queries, c)
+    images = values.mT.unflatten(1, grid.lattice_sizes).to(table.dtype)
+    out = (_correlate(grid, weights, images) / sums.where(trusted, 1)).where(trusted, 0)
+    out = out.to(values.dtype).flatten(1).mT
     apart = (~trusted).flatten().nonzero().flatten()
     if len(apart):
-        flat = values.flatten(1, -2)
 
         def rows(queries: Tensor) -> Tensor:
-            return shift_rows(grid, table[None], queries, score_dtype(flat.dtype))[0].to(flat.dtype) @ flat
+            return shift_rows(grid, table[None], queries, score_dtype(values.dtype))[0].to(values.dtype) @ values
 
         count = max(block_sizes.ROWS_BLOCK // (4 * grid.lattice_count), 1)
-        parts = [checkpointed(rows, part) for part in apart.split(count)]
-        out = out.index_copy(1, apart, torch.cat(parts, 1))
-    return out.unflatten(1, grid.query_sizes)
+        out = out.index_copy(0, apart, torch.cat([checkpointed(rows, part) for part in apart.split(count)]))
+    return out
 
 
 def shift_rows(
@@ -210,26 +195,25 @@ def shift_rows(
     windows = torch.zeros((queries.shape[0], 1), dtype=torch.int64, device=table.device)
     for axis, index in zip(grid.axes, grid.unravel(queries), strict=True):
         windows = (windows[:, :, None] * axis.shift_count + axis.windows(index)[:, None, :]).flatten(1)
-    return banded_softmax(below_largest(table.flatten(1)[:, windows]).to(dtype))
+    return banded_softmax(table.flatten(1)[:, windows], dtype)
 
 
 def _weights(grid: Grid, table: Tensor) -> tuple[Tensor, Float[Tensor, "*queries"], Bool[Tensor, "*queries"]]:
     """Return exp s, its sum over each row, and a mask of the sums that are accurate."""
     weights = torch.exp(table - table.amax().detach())
-    sums = _correlate(grid, weights, table.new_ones((1, 1, *grid.lattice_sizes)))[0, 0]
+    sums = _correlate(grid, weights, table.new_ones((1, *grid.lattice_sizes)))[0]
     return weights, sums, sums.detach() > TRUSTED * weights.detach().sum()
 
 
 def _correlate(
-    grid: Grid, weights: Float[Tensor, "*shifts"], images: Float[Tensor, "b c *lattice"]
-) -> Float[Tensor, "b c *queries"]:
-    """Compute sum_l w[l + start of the query's window] images[l], with transforms long enough to avoid wraparound."""
+    grid: Grid, weights: Float[Tensor, "*shifts"], images: Float[Tensor, "c *lattice"]
+) -> Float[Tensor, "c *queries"]:
+    """Compute sum_l w[l + start of the query's window] images[l], a convolution with the reversed weights."""
     lengths, axes = _lengths(grid), tuple(range(-grid.dims, 0))
-    product = torch.fft.rfftn(weights, lengths, axes) * torch.fft.rfftn(images, lengths, axes).conj()
-    out: Tensor = torch.fft.irfftn(product, lengths, axes)
-    for dim, axis in enumerate(grid.axes, start=2):
-        starts = axis.stride * torch.arange(axis.queries - 1, -1, -1, device=out.device)
-        out = out.index_select(dim, starts)
+    product = torch.fft.rfftn(weights.flip(axes), lengths, axes) * torch.fft.rfftn(images, lengths, axes)
+    # Transforms of this length wrap around only to points before the first query.
+    queries = (slice(axis.lattice_size - 1, axis.shift_count, axis.stride) for axis in grid.axes)
+    out: Tensor = torch.fft.irfftn(product, lengths, axes)[(..., *queries)]
     return out
 
 
@@ -239,7 +223,7 @@ def _lengths(grid: Grid) -> tuple[int, ...]:
     return tuple(next(n for n in itertools.count(axis.shift_count) if pow(30, 64, n) == 0) for axis in grid.axes)
 
 
-def runs_of(grid: Grid, table: Float[Tensor, "*shifts"], dtype: torch.dtype) -> Runs:
+def tiles_of(grid: Grid, table: Float[Tensor, "*shifts"], dtype: torch.dtype) -> Cover:
     """Return, per axis, the tiles with the ranges of keys that contain all non-zero weights in `dtype`."""
     cut = 2 * math.log(torch.finfo(score_dtype(dtype)).eps)
     length = max(round(block_sizes.WINDOW_TILE ** (1 / grid.dims)), 1)
@@ -252,122 +236,99 @@ def runs_of(grid: Grid, table: Float[Tensor, "*shifts"], dtype: torch.dtype) -> 
             if other != dim:
                 reach = _per_tile(_per_query(reach, other, grid.axes[other]), other, length, 1)
         along = (part.movedim(dim, 0).reshape(part.shape[dim], -1) for part in (reach, floors))
-        found.append(_axis_runs(axis, *along, length=length))
-    return found
-
-
-def work_of(runs: Runs) -> int:
-    """Return the number of query-key products in all tiles, per channel of the values."""
-    return math.prod(sum(run.tiles * run.queries * run.keys for run in along) for along in runs)
-
-
-def mix_windows(grid: Grid, runs: Runs, values: Tensor, table: Tensor) -> Float[Tensor, "b *queries c"]:
-    """Compute A V one tile at a time."""
-    out = values.new_empty((values.shape[0], *grid.query_sizes, values.shape[-1]))
-    for box in itertools.product(*runs):
-        weights = tile_weights(grid, table, box, values.dtype)
-        for images, some in _portions(grid, box, values):
-            view = _tiled(out[images], some)
-            view.copy_((weights @ _gathered(grid, values[images], some)).view(view.shape))
-    return out
-
-
-def window_gradients(
-    grid: Grid, runs: Runs, values: Tensor, table: Tensor, gradient: Tensor, wanted: Sequence[bool]
-) -> tuple[Tensor | None, Tensor | None]:
-    """Compute the gradients of values and table, with dA = G V^T one tile at a time."""
-    to_values = torch.zeros_like(values) if wanted[0] else None
-    to_table = torch.zeros_like(table) if wanted[1] else None
-    for box in itertools.product(*runs):
-        weights = tile_weights(grid, table, box, score_dtype(values.dtype))
-        cast, slopes = weights.to(values.dtype), torch.zeros_like(weights)
-        for images, some in _portions(grid, box, values):
-            back = _tiled(gradient[images], some).reshape(weights.shape[0], -1)
-            if to_values is not None:
-                _scatter(grid, to_values[images], some, cast.mT @ back)
-            if to_table is not None:
-                slopes += back @ _gathered(grid, values[images], some).mT
-        if to_table is not None:
-            scores = torch.ops.aten._softmax_backward_data(slopes, weights, -1, slopes.dtype)
-            places = _places(grid, box, table.device)
-            shape = torch.broadcast_shapes(*(place.shape for place in places))
-            to_table.index_put_(places, scores.view(shape).to(table.dtype), accumulate=True)
-    return to_values, to_table
-
-
-def tile_weights(grid: Grid, table: Tensor, box: Sequence[Run], dtype: torch.dtype) -> Float[Tensor, "queries keys"]:
-    """Compute the probabilities of a box's first tile over its keys; all tiles of the box share them."""
-    scores = table[_places(grid, box, table.device)].flatten(grid.dims).flatten(0, grid.dims - 1)
-    return banded_softmax(below_largest(scores).to(score_dtype(dtype))).to(dtype)  # subtract in the table's dtype
-
-
-def _places(grid: Grid, box: Sequence[Run], device: torch.device) -> tuple[Tensor, ...]:
-    """Return the indices of a tile's scores in the table; per axis (.., queries, .., keys, ..), to be broadcast."""
-    found = []
-    for dim, (axis, run) in enumerate(zip(grid.axes, box, strict=True)):
-        windows = axis.windows(torch.arange(run.first, run.first + run.queries, device=device))
-        shape = [1] * (2 * grid.dims)
-        shape[dim], shape[grid.dims + dim] = run.queries, run.keys
-        found.append(windows[:, run.start : run.start + run.keys].view(shape))
+        found.append(_along_axis(axis, *along, length=length))
     return tuple(found)
 
 
-def _portions(grid: Grid, box: tuple[Run, ...], values: Tensor) -> Iterator[tuple[slice, tuple[Run, ...]]]:
-    run, *others = box
-    row = math.prod(other.tiles for other in others) * math.prod(each.keys for each in box) * values.shape[-1]
-    most = block_sizes.WINDOW_BLOCK // (values.element_size() * row)
-    height = min(max(most, 1), run.tiles)
-    images = max(most // height, 1) if height == run.tiles else 1
-    for tile in range(0, run.tiles, height):
-        move = tile * run.queries
-        first, start = run.first + move, run.start + grid.axes[0].stride * move
-        part = replace(run, first=first, tiles=min(height, run.tiles - tile), start=start)
-        for image in range(0, values.shape[0], images):
-            yield slice(image, image + images), (part, *others)
+def work_of(tiles: Cover) -> int:
+    """Return the number of query-key products in all tiles, per channel of the values."""
+    return math.prod(sum(len(some.firsts) * some.queries * some.keys for some in along) for along in tiles)
 
 
-def _gathered(grid: Grid, values: Tensor, box: Sequence[Run]) -> Float[Tensor, "keys points"]:
-    """Gather the values at the keys of each tile, for all images, tiles and channels."""
-    dims = grid.dims
-    view = values
-    for dim, (axis, run) in enumerate(zip(grid.axes, box, strict=True), start=1):
-        step = axis.stride * run.queries
-        view = view.narrow(dim, run.start, step * (run.tiles - 1) + run.keys).unfold(dim, run.keys, step)
-    keys = tuple(range(dims + 2, 2 * dims + 2))
-    return view.permute(*keys, *range(dims + 2)).reshape(math.prod(run.keys for run in box), -1)
+@functools.lru_cache(maxsize=64)
+def _mix_windows(grid: Grid, tiles: Cover) -> Callable[..., Tensor]:
+    boxes = tuple(itertools.product(*tiles))
+    forward, gradients = functools.partial(_forward, grid, boxes), functools.partial(_gradients, grid, boxes)
+    return recomputing(functools.partial(mix_plainly, grid), forward, gradients)
 
 
-def _scatter(grid: Grid, total: Tensor, box: Sequence[Run], part: Float[Tensor, "keys points"]) -> None:
-    """Add the adjoint of `_gathered` to `total`, one set of non-overlapping pieces of the boxes at a time."""
-    sizes = [run.keys for run in box]
-    part = part.view(*sizes, total.shape[0], *(run.tiles for run in box), total.shape[-1])
-    steps = [axis.stride * run.queries for axis, run in zip(grid.axes, box, strict=True)]
-    for corner in itertools.product(*(range(0, size, step) for size, step in zip(sizes, steps, strict=True))):
-        view, piece = total, part
-        for dim, (low, run, step) in enumerate(zip(corner, box, steps, strict=True)):
-            width = min(step, run.keys - low)
-            view = view.narrow(dim + 1, run.start + low, step * (run.tiles - 1) + width).unfold(dim + 1, width, step)
-            piece = piece.narrow(dim, low, width)
-        keys = range(grid.dims + 2, 2 * grid.dims + 2)
-        view.permute(*keys, *range(grid.dims + 2)).add_(piece)
+def _forward(grid: Grid, boxes: Sequence[Box], values: Tensor, table: Tensor) -> Float[Tensor, "queries c"]:
+    out = values.new_empty((grid.query_count, values.shape[1]))
+    for box in boxes:
+        weights = _weights_of(grid, box, values.dtype, _piece(grid, box, table)).to(values.dtype)
+        for queries, keys in _portions(grid, box, values):
+            mixed = weights @ _gathered(values, keys)
+            out.index_copy_(0, queries.flatten(), mixed.view(queries.numel(), values.shape[1]))
+    return out
 
 
-def _tiled(image: Tensor, box: Sequence[Run]) -> Tensor:
-    """Return a view by tiles: (b, *queries, c) -> (*queries of a tile, b, *tiles, c)."""
-    for dim, run in enumerate(box, start=1):
-        image = image.narrow(dim, run.first, run.tiles * run.queries).unfold(dim, run.queries, run.queries)
-    dims = len(box)
-    return image.permute(*range(dims + 2, 2 * dims + 2), *range(dims + 2))
+def _gradients(
+    grid: Grid, boxes: Sequence[Box], inputs: Sequence[Tensor], gradient: Tensor, wanted: Sequence[bool]
+) -> Gradients:
+    """Compute the gradients of values and table, with dA = G V^T some tiles at a time."""
+    values, table = inputs
+    to_values, to_table = torch.zeros_like(values), torch.zeros_like(table)
+    for box in boxes:
+        make = functools.partial(_weights_of, grid, box, values.dtype)
+        weights, leaves = recorded(make, (_piece(grid, box, table),), (True,))
+        cast, slopes = weights.detach().to(values.dtype), torch.zeros_like(weights)
+        for queries, keys in _portions(grid, box, values):
+            back = _gathered(gradient, queries)
+            if wanted[0]:
+                to_values.index_add_(0, keys.flatten(), (cast.mT @ back).view(keys.numel(), values.shape[1]))
+            if wanted[1]:
+                slopes += back @ _gathered(values, keys).mT
+        if wanted[1]:
+            _piece(grid, box, to_table).add_(torch.autograd.grad(weights, leaves, slopes)[0])
+    return to_values if wanted[0] else None, to_table if wanted[1] else None
 
 
-def _axis_runs(
+def _piece(grid: Grid, box: Box, table: Float[Tensor, "*shifts"]) -> Float[Tensor, "*piece"]:
+    """Return a view of the scores of a tile, which are the same for all tiles of the box."""
+    for dim, (axis, tiles) in enumerate(zip(grid.axes, box, strict=True)):
+        start = axis.stride * (axis.queries - tiles.queries) + tiles.start
+        table = table.narrow(dim, start, axis.stride * (tiles.queries - 1) + tiles.keys)
+    return table
+
+
+def _weights_of(
+    grid: Grid, box: Box, dtype: torch.dtype, piece: Float[Tensor, "*piece"]
+) -> Float[Tensor, "queries keys"]:
+    """Compute the probabilities of a tile, in at least float32; the last query is first along each axis."""
+    for dim, (axis, tiles) in enumerate(zip(grid.axes, box, strict=True)):
+        piece = piece.unfold(dim, tiles.keys, axis.stride)
+    return banded_softmax(piece.flatten(grid.dims).flatten(0, -2), score_dtype(dtype))
+
+
+def _portions(grid: Grid, box: Box, values: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield indices of queries (queries, tiles) and keys (keys, tiles), for some tiles at a time."""
+    arange = functools.partial(torch.arange, device=values.device)
+    queries = keys = arange(1)[:, None]
+    for axis, tiles in zip(grid.axes, box, strict=True):
+        firsts = torch.tensor(tiles.firsts, device=values.device)
+        queries = _extended(queries, axis.queries, firsts + arange(tiles.queries - 1, -1, -1)[:, None])
+        keys = _extended(keys, axis.lattice_size, axis.stride * firsts + tiles.start + arange(tiles.keys)[:, None])
+    count = max(block_sizes.WINDOW_BLOCK // (values.element_size() * max(keys.shape[0] * values.shape[1], 1)), 1)
+    yield from zip(queries.split(count, 1), keys.split(count, 1), strict=True)
+
+
+def _extended(points: Int[Tensor, "i t"], size: int, along: Int[Tensor, "j s"]) -> Int[Tensor, "i_j t_s"]:
+    """Extend flat indices of tiles by an axis of `size` points."""
+    return (points[:, None, :, None] * size + along[None, :, None, :]).flatten(2).flatten(0, 1)
+
+
+def _gathered(rows: Float[Tensor, "points c"], places: Int[Tensor, "k tiles"]) -> Float[Tensor, "k tiles_c"]:
+    return rows.index_select(0, places.flatten()).view(places.shape[0], places.shape[1] * rows.shape[1])
+
+
+def _along_axis(
     axis: Axis, reach: Float[Tensor, "shifts others"], floors: Float[Tensor, "tiles others"], *, length: int
-) -> list[Run]:
-    """Return the tiles of an axis, merging neighbours with the same relative range of keys.
+) -> tuple[Tiles, ...]:
+    """Return the tiles of an axis.
 
     `reach` is the largest score of each shift for each tile of the other axes; scores below `floors` have weight 0.
     """
-    runs: list[Run] = []
+    found = dict[tuple[int, int, int], list[int]]()
     for tile, floor in enumerate(floors):
         first = tile * length
         queries = min(length, axis.queries - first)
@@ -376,14 +337,8 @@ def _axis_runs(
         held = (~(reach[low : high + axis.lattice_size] < floor)).any(1).nonzero()  # NaN counts as a weight
         start = max(int(held[0]) + low - high, 0)
         stop = min(int(held[-1]) + 1, axis.lattice_size)
-        made = Run(first, 1, queries, start, stop - start)
-        last = runs[-1] if runs else made
-        joins = replace(last, first=first, tiles=1, start=last.start + axis.stride * (first - last.first))
-        if runs and made == joins:
-            runs[-1] = replace(last, tiles=last.tiles + 1)
-        else:
-            runs.append(made)
-    return runs
+        found.setdefault((queries, stop - start, start - axis.stride * first), []).append(first)
+    return tuple(Tiles(*same, tuple(firsts)) for same, firsts in found.items())
 
 
 def _per_query(table: Tensor, dim: int, axis: Axis) -> Tensor:

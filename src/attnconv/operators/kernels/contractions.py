@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
@@ -96,11 +97,13 @@ def below_largest(scores: Float[Tensor, "*lead lattice"]) -> Float[Tensor, "*lea
     return scores - scores.amax(-1, keepdim=True).detach()
 
 
-def banded_softmax(scores: Float[Tensor, "*lead lattice"]) -> Float[Tensor, "*lead lattice"]:
-    """Compute a softmax over the last axis, dropping keys whose weight is below eps^2 times the largest weight."""
-    relative = below_largest(scores)
-    cut = 2 * math.log(torch.finfo(scores.dtype).eps)
-    return torch.softmax(relative.masked_fill(relative < cut, -math.inf), -1)
+def banded_softmax(scores: Float[Tensor, "*lead lattice"], dtype: torch.dtype) -> Float[Tensor, "*lead lattice"]:
+    """Compute a softmax over the last axis, dropping keys whose weight is below eps^2 times the largest weight.
+
+    Differences of scores are computed in the dtype of the scores, which may be wider than `dtype`.
+    """
+    cut = 2 * math.log(torch.finfo(dtype).eps)
+    return torch.softmax(F.threshold(below_largest(scores).to(dtype), cut, -math.inf), -1)
 
 
 def axis_sum(parts: Sequence[Float[Tensor, "*lead _"]]) -> Float[Tensor, "*lead lattice"]:

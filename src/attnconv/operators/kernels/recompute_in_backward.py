@@ -56,7 +56,7 @@ def recomputing(
     def function(*inputs: Tensor) -> Tensor:
         if gradients is None and torch.compiler.is_compiling():  # the compiler differentiates `forward`
             return forward(*inputs)
-        if not has_values(inputs[0]) or _is_transformed():
+        if not has_values(inputs[0]) or is_transformed():
             return plain(*inputs)
         return apply(*inputs) if gradients is not None or torch.is_grad_enabled() else forward(*inputs)
 
@@ -65,13 +65,13 @@ def recomputing(
 
 def checkpointed(function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
     """Call a function without saving its intermediate results; the backward pass runs it again."""
-    if _is_transformed():  # saved-tensor hooks are not supported there
+    if is_transformed():  # saved-tensor hooks are not supported there
         return function(*inputs)
     out: Tensor = checkpoint(function, *inputs, use_reentrant=False, preserve_rng_state=False)
     return out
 
 
-def _is_transformed() -> bool:
+def is_transformed() -> bool:
     """Return whether `torch.func`, forward-mode AD or `torch.jit.trace` is active; these need the plain function."""
     states: list[object] = [torch._C._functorch.peek_interpreter_stack(), torch._C._get_tracing_state()]
     return forward_ad._current_level >= 0 or states != [None, None]
