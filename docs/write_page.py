@@ -4,27 +4,35 @@ The models come from `docs/write_models.py`. The page must have been built (`mak
 loads a model when it is selected, also from disk.
 """
 
+import json
 import sys
 from pathlib import Path
 
 from attnconv.explorer import example, export, read_payload
 
 MODELS = Path(__file__).resolve().parent / "models"
-ACCURACY = {"quadratic": 84.1, "learned": 82.7, "learned-content": 70.4}  # of the runs in `results`, in percent
+RUNS = Path(__file__).resolve().parent.parent / "results"
+MODEL_RUNS = {
+    "quadratic": "paper-small/runs/quadratic",
+    "learned": "paper-small/runs/learned",
+    "learned-content": "paper-mini/runs/learned-content",
+}
 
 
 def main(folder: str) -> Path:
     """Write the page, and return its path."""
     stored = {name: (MODELS / f"{name}.safetensors").read_bytes() for name in ("learned", "learned-content")}
     models = {"quadratic": example(), **stored}
-    about = {name: describe(content, ACCURACY[name]) for name, content in models.items()}
+    about = {name: describe(content, RUNS / MODEL_RUNS[name]) for name, content in models.items()}
     return export(None, folder, models=models, about=about)
 
 
-def describe(content: bytes, accuracy: float) -> str:
-    """Describe a model in one line."""
-    layers = read_payload(content).layers
-    return f"Trained on CIFAR-10, test accuracy {accuracy}%, {len(layers)} × {layers[0].heads} heads"
+def describe(content: bytes, run: Path) -> str:
+    """Describe a model and its training in one line."""
+    layers, result = read_payload(content).layers, json.loads((run / "result.json").read_text(encoding="utf-8"))
+    epochs, accuracy = result["last"]["epoch"], result["last"]["test"]["accuracy"]
+    size = f"{len(layers)} × {layers[0].heads} heads, {result['parameters'] / 1e6:.2f} M parameters"
+    return f"{size}, trained on CIFAR-10 for {epochs} epochs, test accuracy {accuracy:.1%}"
 
 
 if __name__ == "__main__":

@@ -156,7 +156,7 @@ export const checks = {
     await page.getByRole("button", { name: "Model explorer", exact: true }).click();
     await page.getByLabel(/Open a payload/).setInputFiles({ name: "waves.safetensors", mimeType: "", buffer: PAYLOAD });
     await button(page, "Article").click();
-    await page.getByText("First 3 layers").waitFor();
+    await page.getByText("first 3 of").waitFor();
     assert.equal(await page.getByText(/sketch/i).count(), 0);
     assert.deepEqual(await axeFindings(page), []);
     assert.deepEqual(seen, []);
@@ -216,7 +216,7 @@ export const checks = {
     await page.getByRole("button", { name: "Model explorer", exact: true }).click();
     await page.getByLabel(/Open a payload/).setInputFiles({ name: "waves.safetensors", mimeType: "", buffer: PAYLOAD });
     await button(page, "Article").click();
-    await page.getByText("First 3 layers").waitFor();
+    await page.getByText("first 3 of").waitFor();
     assert.deepEqual(await query(), [1, 2], "the middle of 3 x 4 tokens");
     assert.ok(await coloured());
     await close();

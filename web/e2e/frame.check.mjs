@@ -26,7 +26,7 @@ export const checks = {
   },
 
   async "printed pages are as wide as the window, in light colours, and cut no head"(browser) {
-    const { page, close } = await shown(browser, made({ layers: 2, heads: 9, side: 8 }), { viewport: { width: 1440, height: 900 }, colorScheme: "dark" });
+    const { page, close } = await shown(browser, made({ layers: 4, heads: 9, side: 8 }), { viewport: { width: 1440, height: 900 }, colorScheme: "dark" });
     const pdf = (await page.pdf({ preferCSSPageSize: true })).toString("latin1");
     const [, width] = pdf.match(/\/MediaBox \[0 0 ([\d.]+) [\d.]+\]/);
     assert.ok(Math.abs(Number(width) - 0.75 * 1520) < 2, width);
@@ -37,6 +37,9 @@ export const checks = {
       assert.ok(x + wide <= 1440);
     }
     assert.equal(await page.locator("header nav").isVisible(), false);
+    const statistics = page.getByRole("region", { name: /^Head statistics/ }).getByRole("table");
+    const cut = await statistics.evaluate((table) => table.parentElement.scrollHeight - table.parentElement.clientHeight);
+    assert.ok(cut < 2, `${cut} px of the statistics are cut`);
     await close();
   },
 };

@@ -205,6 +205,10 @@ export const checks = {
     await stage.hover({ position: { x: 60, y: 60 } });
     assert.deepEqual(await query(page), place);
     await page.keyboard.press("Escape");
+    await stage.dblclick({ position: { x: 60, y: 60 } });
+    await page.getByRole("heading", { name: /^layer 0, head 5/ }).waitFor();
+    assert.deepEqual(await query(page), place, "a locked query is kept");
+    await page.keyboard.press("Escape");
     await page.keyboard.press("Escape");
     await maps(2).first().scrollIntoViewIfNeeded();
     await page.evaluate(() => scrollBy(0, 150));

@@ -154,6 +154,10 @@ export const checks = {
     await title("First");
     await page.getByRole("combobox", { name: /^Compare with/ }).selectOption("Second");
     await page.getByText("Not A's image, which this model does not have.").waitFor();
+    await page.getByRole("button", { name: "Second", exact: true }).click();
+    await title("Second");
+    await button(page, /^B, Second/).waitFor({ state: "detached" });
+    assert.equal(await page.getByRole("combobox", { name: /^Compare with/ }).inputValue(), "", "no model is compared with itself");
     await context.close();
     rmSync(folder, { recursive: true });
   },

@@ -53,7 +53,7 @@ async function walk(browser, folder) {
   }
   await page.goto(`${url}#view=article&article.step=9`);
   await page.reload(); // otherwise the last model stays open
-  await page.getByText(`layers of ${MODELS[0].title}`).waitFor();
+  await page.getByText(`${MODELS[0].title}: first`).waitFor();
   assert.equal(await page.getByText(/sketch/i).count(), 0, "step 9 shows the first model");
   assert.deepEqual(seen, []);
   assert.deepEqual(asked.filter((address) => !address.startsWith("file:")), []);
