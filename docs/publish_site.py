@@ -21,7 +21,7 @@ PAGE = """<!doctype html>
 def publish(built: Path, site: Path, version: str) -> None:
     """Replace the folder of a version with the built site, and write the page that lists all versions."""
     shutil.rmtree(site / version, ignore_errors=True)
-    shutil.copytree(built, site / version)
+    shutil.copytree(built, site / version, ignore=shutil.ignore_patterns(".*"))  # without Sphinx's caches
     (site / ".nojekyll").touch()  # serve folders whose names begin with an underscore
     versions = [folder.name for folder in site.iterdir() if (folder / "index.html").is_file()]
     versions.sort(key=newest_last, reverse=True)

@@ -80,7 +80,7 @@ def test_wrong_deprecations_are_found(source: str, version: str, found: list[str
 def test_the_site_opens_the_newest_release(tmp_path: Path) -> None:
     publish = runpy.run_path(str(ROOT / "docs" / "publish_site.py"))["publish"]
     built, site = tmp_path / "built", tmp_path / "site"
-    (built / "page").mkdir(parents=True)
+    (built / ".doctrees").mkdir(parents=True)
     (built / "index.html").write_text("one")
     site.mkdir()
     for version in ("main", "v0.9.0", "v0.10.0rc1", "v0.10.0"):
@@ -90,6 +90,7 @@ def test_the_site_opens_the_newest_release(tmp_path: Path) -> None:
     assert (site / "main" / "index.html").read_text() == "two"
     assert (site / "v0.9.0" / "index.html").read_text() == "one"
     links = re.findall(r'href="(.*?)/index.html"', (site / "index.html").read_text())
+    assert not (site / "main" / ".doctrees").exists()
     assert links == ["v0.10.0", "v0.10.0rc1", "v0.9.0", "main"]
     assert "url=v0.10.0/index.html" in (site / "index.html").read_text()
 
