@@ -5,25 +5,20 @@ loads a model when it is selected, also from disk.
 """
 
 import json
+import runpy
 import sys
 from pathlib import Path
 
-from attnconv.explorer import example, export, read_payload
+from attnconv.explorer import export, read_payload
 
-MODELS = Path(__file__).resolve().parent / "models"
-RUNS = Path(__file__).resolve().parent.parent / "results"
-MODEL_RUNS = {
-    "quadratic": "paper-small/runs/quadratic",
-    "learned": "paper-small/runs/learned",
-    "learned-content": "paper-mini/runs/learned-content",
-}
+SCRIPT = runpy.run_path(str(Path(__file__).with_name("write_models.py")))
 
 
 def main(folder: str) -> Path:
     """Write the page, and return its path."""
-    stored = {name: (MODELS / f"{name}.safetensors").read_bytes() for name in ("learned", "learned-content")}
-    models = {"quadratic": example(), **stored}
-    about = {name: describe(content, RUNS / MODEL_RUNS[name]) for name, content in models.items()}
+    runs = {Path(shown.run).name: shown for shown in SCRIPT["SHOWN"]}
+    models = {name: shown.file.read_bytes() for name, shown in runs.items()}
+    about = {name: describe(models[name], SCRIPT["RUNS"] / shown.run) for name, shown in runs.items()}
     return export(None, folder, models=models, about=about)
 
 

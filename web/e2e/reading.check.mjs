@@ -158,6 +158,8 @@ export const checks = {
     await title("Second");
     await button(page, /^B, Second/).waitFor({ state: "detached" });
     assert.equal(await page.getByRole("combobox", { name: /^Compare with/ }).inputValue(), "", "no model is compared with itself");
+    await page.emulateMedia({ media: "print" });
+    assert.equal(await page.getByRole("group", { name: "Models" }).isVisible(), false, "controls are not printed");
     await context.close();
     rmSync(folder, { recursive: true });
   },

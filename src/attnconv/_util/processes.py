@@ -33,7 +33,7 @@ def is_first_process() -> bool:
 
 
 def begin_group(device: "torch.device | str" = "cpu") -> None:
-    """Create the process group of the processes started by torchrun, unless there is one or only one process."""
+    """Create the process group of the processes started by torchrun, unless it exists or there is only one process."""
     import torch
 
     device = torch.device(device)
