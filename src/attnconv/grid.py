@@ -42,6 +42,7 @@ class Axis:
     padding: tuple[int, int] = (0, 0)  # number of lattice points before the first and after the last key
     spacing: int = 1  # distance between neighbouring keys; above 1 for transposed convolutions
     border: Border = "renormalise"  # border rule, see the module's docstring
+    finer: int = 1  # number of queries per key if keys are pooled; a query's position is that of the nearest key
 
     def __post_init__(self) -> None:
         if self.spacing > 1 and self.border != "zero":
@@ -55,8 +56,9 @@ class Axis:
         return self.spacing * (self.size - 1) + 1 + self.padding[0] + self.padding[1]
 
     def query_positions(self, device: torch.device | None = None) -> Tensor:
-        """Return the query positions, stride * i + offset for i from 0, (n,) int64."""
-        return torch.arange(self.offset, self.offset + self.stride * self.queries, self.stride, device=device)
+        """Return the query positions, (stride * i + offset) // finer for i from 0, (n,) int64."""
+        positions = torch.arange(self.offset, self.offset + self.stride * self.queries, self.stride, device=device)
+        return positions if self.finer == 1 else positions.div(self.finer, rounding_mode="floor")
 
     def lattice_positions(self, device: torch.device | None = None) -> Tensor:
         """Return the lattice positions in ascending order, (lattice,) int64."""
@@ -71,17 +73,21 @@ class Axis:
     @property
     def shift_count(self) -> int:
         """Number of distinct shifts, the length of `all_shifts`."""
-        return self.lattice_size + self.stride * (self.queries - 1)
+        return self.lattice_size + self._last - self.offset // self.finer
+
+    @property
+    def _last(self) -> int:
+        """Position of the last query."""
+        return (self.offset + self.stride * (self.queries - 1)) // self.finer
 
     def all_shifts(self, device: torch.device | None = None) -> Tensor:
         """Return all distinct shifts in ascending order, (shift_count,) int64."""
         first = 0 if self.border == "renormalise" else -self.padding[0]
-        last_query = self.offset + self.stride * (self.queries - 1)
-        return torch.arange(first - last_query, first - last_query + self.shift_count, device=device)
+        return torch.arange(first - self._last, first - self._last + self.shift_count, device=device)
 
     def windows(self, queries: Tensor) -> Tensor:
         """Return, for query indices (r,), the indices of their shifts in `all_shifts`, (r, lattice)."""
-        starts = self.stride * (self.queries - 1 - queries)
+        starts = self._last - self.query_positions(queries.device)[queries]
         return starts[:, None] + torch.arange(self.lattice_size, device=queries.device)
 
     def sources(self, positions: Tensor) -> Tensor:

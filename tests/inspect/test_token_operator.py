@@ -1,6 +1,5 @@
 """Tokens before and after those of the image: if they were counted wrongly, every map would be shifted."""
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,13 +16,11 @@ from tests.tolerances import tolerance
 class Among(nn.Module):
     """One head over patches of 4 pixels, with other tokens before and after them; stores its attention."""
 
-    def __init__(self, before: int, after: int, **words: Any) -> None:
+    def __init__(self, before: int, after: int) -> None:
         super().__init__()
         generator = torch.Generator().manual_seed(0)
         self.before, self.after = (torch.randn(1, count, 48, generator=generator) for count in (before, after))
         self.seen = torch.empty(0)
-        if words:
-            self.config = SimpleNamespace(**words)
 
     def forward(self, images: Tensor) -> Tensor:
         patches = F.unfold(images, 4, stride=4).mT
@@ -31,6 +28,13 @@ class Among(nn.Module):
         x = torch.cat([some[0], patches, some[1]], 1)[:, None]
         self.seen = (x @ x.mT / 48**0.5).softmax(-1)
         return F.scaled_dot_product_attention(x, x, x)
+
+
+class Hidden(nn.Module):
+    """Computes its output outside PyTorch."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        return torch.from_numpy(images.numpy().copy())
 
 
 def operator_of(model: nn.Module, images: Tensor, **more: Any) -> tuple[TokenOperator, Tensor]:
@@ -49,51 +53,58 @@ def pictures(height: int = 12, width: int = 16) -> Tensor:
     return torch.randn(2, 3, height, width, generator=torch.Generator().manual_seed(1))
 
 
-class TestTokensAfterTheImage:
-    def test_grid_and_prefix_leave_the_others_after(self) -> None:
-        model = Among(1, 5)
-        operator, rows = operator_of(model, pictures(), grid=(3, 4), prefix=1)
-        assert (operator.grid.sizes, operator.prefix, operator.suffix) == ((3, 4), 1, 5)
-        torch.testing.assert_close(rows, model.seen[:, :, 1:13, 1:13], **tolerance(torch.float32))
-        elsewhere = model.seen[:, :, 1:13, :1].sum(-1) + model.seen[:, :, 1:13, 13:].sum(-1)
-        torch.testing.assert_close(operator.padding_mass(torch.arange(12)), elsewhere, **tolerance(torch.float32))
-        before = operator.prefix_rows(torch.tensor([0]))
-        torch.testing.assert_close(before, model.seen[:, :, :1, 1:13], **tolerance(torch.float32))
+class TestOtherTokens:
+    """Tokens before and after those of the image are found from where the tokens come from."""
 
-    def test_of_several_surplus_tokens_the_prefix_is_asked_for(self) -> None:
-        words = r"grid=\(3, 4\) .*\b6 of its 18 tokens; pass prefix="
-        with pytest.raises(ValueError, match=words):
-            operator_of(Among(1, 5), pictures(), grid=(3, 4))
+    @pytest.mark.parametrize(("before", "after"), [(0, 0), (1, 0), (1, 5), (0, 2)])
+    def test_they_are_not_part_of_the_image(self, before: int, after: int) -> None:
+        model = Among(before, after)
+        operator, rows = operator_of(model, pictures())
+        assert (operator.grid.sizes, operator.prefix, operator.suffix) == ((3, 4), before, after)
+        end = before + 12
+        torch.testing.assert_close(rows, model.seen[:, :, before:end, before:end], **tolerance(torch.float32))
+        elsewhere = model.seen[:, :, before:end, :before].sum(-1) + model.seen[:, :, before:end, end:].sum(-1)
+        torch.testing.assert_close(operator.padding_mass(torch.arange(12)), elsewhere, **tolerance(torch.float32))
+        classes = operator.prefix_rows(torch.arange(before))
+        torch.testing.assert_close(classes, model.seen[:, :, :before, before:end], **tolerance(torch.float32))
+
+
+class TestGivenGrid:
+    """Positions that cannot be followed are given by the user."""
+
+    def model(self, before: int, after: int) -> nn.Module:
+        return nn.Sequential(Hidden(), Among(before, after))
+
+    def test_without_a_grid_it_is_refused(self) -> None:
+        with pytest.raises(ValueError, match=r"positions of its tokens are lost|do not come from the images"):
+            operator_of(self.model(1, 0), pictures())
 
     @pytest.mark.parametrize("before", [0, 1])
-    def test_a_single_surplus_token_stands_before(self, before: int) -> None:
-        assert operator_of(Among(before, 0), pictures(), grid=(3, 4))[0].prefix == before
+    def test_a_single_other_token_stands_before(self, before: int) -> None:
+        assert operator_of(self.model(before, 0), pictures(), grid=(3, 4))[0].prefix == before
 
-    def test_the_models_own_word_serves(self) -> None:
-        model = Among(4, 0, num_register_tokens=3)  # the configuration has no patch size
-        operator, rows = operator_of(model, pictures(), grid=(3, 4))
-        assert (operator.prefix, operator.suffix) == (4, 0)
-        torch.testing.assert_close(rows, model.seen[:, :, 4:, 4:], **tolerance(torch.float32))
-        with pytest.raises(ValueError, match=r"grid=\(2, 5\) .*\b6 of its 16 tokens; pass prefix="):
-            operator_of(model, pictures(), grid=(2, 5))
+    def test_of_several_other_tokens_the_prefix_is_asked_for(self) -> None:
+        with pytest.raises(ValueError, match=r"prefix: must be given, since 6 of the 18 tokens"):
+            operator_of(self.model(1, 5), pictures(), grid=(3, 4))
+        operator, rows = operator_of(model := self.model(1, 5), pictures(), grid=(3, 4), prefix=1)
+        assert (operator.grid.sizes, operator.prefix, operator.suffix) == ((3, 4), 1, 5)
+        seen: Any = model[1].seen  # type: ignore[index]
+        torch.testing.assert_close(rows, seen[:, :, 1:13, 1:13], **tolerance(torch.float32))
 
-    def test_a_grid_that_contradicts_a_model_which_has_no_others(self) -> None:
-        model = Among(1, 0, patch_size=4)
-        with pytest.raises(ValueError, match=r"6 of its 13 tokens, .*grid is \(3, 4\)"):
-            operator_of(model, pictures(), grid=(2, 3), prefix=1)
-        assert operator_of(model, pictures(), grid=(4, 3), prefix=1)[0].grid.sizes == (4, 3)
+    def test_too_large_a_grid(self) -> None:
+        with pytest.raises(ValueError, match=r"images: must have at least 20 tokens .*got 12 tokens"):
+            operator_of(self.model(0, 0), pictures(), grid=(4, 5))
 
 
 class TestYolos:
     """YOLOS of Hugging Face: a class token, the patches, then detection tokens."""
 
-    @pytest.mark.parametrize("words", [{}, {"grid": (4, 6)}, {"grid": (4, 6), "prefix": 1}, {"prefix": 1}])
-    def test_maps_are_the_models_own(self, words: dict[str, Any]) -> None:
+    def test_maps_are_the_models_own(self) -> None:
         transformers = pytest.importorskip("transformers")
         sizes = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 24}
         config = transformers.YolosConfig(**sizes, image_size=[32, 48], patch_size=8, num_detection_tokens=10)
         model = transformers.YolosModel(config).eval()
-        operator, rows = operator_of(model, pictures(32, 48), **words)
+        operator, rows = operator_of(model, pictures(32, 48))
         assert (operator.grid.sizes, operator.prefix, operator.suffix) == ((4, 6), 1, 10)
         model.set_attn_implementation("eager")
         with torch.no_grad():

@@ -50,9 +50,10 @@ class TestPage:
         assert ".wide .line { white-space: nowrap; }" in page
 
     def test_says_what_was_left_out(self, tmp_path: Path) -> None:
-        found = audit(PoolingViT(), torch.randn(2, 3, 32, 32), skip_unreadable=True)
+        with pytest.warns(UserWarning, match="attn_pool"):
+            found = audit(PoolingViT(), torch.randn(2, 3, 32, 32))
         page = write_audit(found, tmp_path, title="pooled").read_text(encoding="utf-8")
-        assert '<p class="note">Skipped attn_pool: ' in page
+        assert '<p class="note">Left out attn_pool: ' in page
         assert json.loads((tmp_path / "audit.json").read_text())["left_out"] == dict(found.left_out)
 
     def test_needs_nothing_else(self, folder: Path) -> None:

@@ -3,6 +3,7 @@
 import re
 import shlex
 import sys
+import warnings
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,8 +36,6 @@ class Arguments(AttentionOptions):
         data: Input images: a folder of image files (searched recursively), digits or cifar10. Required
             unless attention depends only on positions, in which case the default is random noise.
         queries: Maximum number of queries whose attention is measured in each layer, per image.
-        skip_unreadable: Skip and list attention layers whose attention cannot be recorded, such as attention-pooling
-            layers, instead of stopping with an error.
         out: Output folder. It must be new, empty or written by an earlier audit. The default is audits/MODEL.
         publication: Prepare figures for print: add PDF files, omit titles, and keep the text of SVG files editable.
     """
@@ -44,7 +43,6 @@ class Arguments(AttentionOptions):
     model: Positional[str]
     images: Natural = 64
     queries: Natural = 256
-    skip_unreadable: bool = False
     out: Path | None = None
     publication: bool = False
 
@@ -58,7 +56,7 @@ def run(arguments: Arguments) -> None:
     from attnconv.training.progress_bars import tracked
 
     subject = Subject.load(arguments.model, arguments)
-    reading = {**arguments.reading(), "skip_unreadable": arguments.skip_unreadable}
+    reading = arguments.reading()
     size = f"{subject.sizes[0]} x {subject.sizes[1]} pixels"
     notes: tuple[str, ...] = ()
     if arguments.data is None:
@@ -70,6 +68,7 @@ def run(arguments: Arguments) -> None:
         about = f"Measured on {len(images)} images of {arguments.data}, {size}."
     begin_group()
     batches = images.split(8)
+    warnings.filterwarnings("ignore", "audit: ")  # what is left out is printed below
     with closing(tracked(batches, f"Auditing {arguments.model}", len(batches))) as shown:
         found = audit(subject.loaded.model, shown, queries=arguments.queries, **reading)
     if arguments.data is None:

@@ -49,7 +49,8 @@ class AttentionOptions(ImageOptions):
 
     Attributes:
         layers: Names of the attention modules to inspect, separated by commas. The default is all attention modules.
-        grid: Number of image tokens along the height and width: HxW, or N for both. The default is read from the model.
+        grid: Number of image tokens along the height and width: HxW, or N for both. Needed only if the positions of
+            the tokens cannot be followed from the image.
         prefix: Number of class and register tokens before the image tokens. The default is read from the model.
     """
 

@@ -35,7 +35,7 @@ _BARE = re.compile(r"^(?:settings\.)?(?:(?:model|train)\.)?")  # prefixes that f
 _LABELS = {"alpha": "--alpha", "only": "--only", "prefix": "--prefix"}
 _FLAGS = {"run_dir": "--out", "size": "--image-size"} | {
     name: f"--{name.replace('_', '-')}"
-    for name in ("image_size", "layers", "port", "resume", "skip_broken", "skip_unreadable", "start_from")
+    for name in ("image_size", "layers", "port", "resume", "skip_broken", "start_from")
 }
 
 

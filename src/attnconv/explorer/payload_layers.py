@@ -40,6 +40,7 @@ def store_layer(name: str, module: nn.Module, operator: AttentionOperator, *, bu
     """
     own = module if isinstance(module, SelfAttention) else None
     tokens = operator if isinstance(operator, TokenOperator) else None
+    window = None if tokens is None else tokens.window
     if operator.grid.dims > 2:
         got, fix = f"{operator.grid.dims} axes", "Pass the names of other layers as `layers`."
         raise ValueError(bad("model", f"layer {name!r} must have one or two axes", got, fix))
@@ -74,7 +75,7 @@ def store_layer(name: str, module: nn.Module, operator: AttentionOperator, *, bu
         border=border,
         encoding=type(module if own is None else own.encoding).__name__,
         statistics={"heads": {}, "layer": stored},
-        window=None if tokens is None else tokens.window,
+        window=None if window is None else (window[-2] if len(window) > 1 else 1, window[-1]),
         tensors=tensors,
     )
 

@@ -99,8 +99,8 @@ def payload(
         pictures: The images to show; None shows `images`, each scaled from its minimum (black) to its maximum (white).
         snapshots: Earlier states of the model, from `snapshots_of`.
         layers: Names of the attention modules to show; None for all.
-        grid: Height and width of the image in tokens; None infers them from the model.
-        prefix: Number of class tokens and registers before the image's tokens; None infers it from the model.
+        grid: Tokens along each axis, (height, width), as in `visit_attention`.
+        prefix: Number of other tokens before them, as in `visit_attention`.
         budget: Bytes per image, split equally between layers, for everything except images and position tables.
         classes: Names of the classes, in the order of the logits, to show the model's predictions; they are omitted
             unless the model returns that many logits per image.

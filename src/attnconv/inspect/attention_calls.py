@@ -1,10 +1,11 @@
 """Intercept the attention calls of a running model and compute their rows on demand from the model's own tensors.
 
-PyTorch's attention functions are intercepted and, in models that do not call them (unfused models), the softmax over
-keys. Under a function mode, nn.MultiheadAttention and nn.TransformerEncoder do not use their inference fast path.
+PyTorch's attention functions are intercepted here. Attention that a model computes is found by `token_positions`.
+Under a function mode, nn.MultiheadAttention and nn.TransformerEncoder do not use their inference fast path.
 """
 
 import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias, final
 
@@ -14,11 +15,12 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from attnconv.operators.base import full_precision, score_dtype
+from attnconv.inspect.token_positions import Positions, TokenPositions
+from attnconv.operators.base import AttentionOperator, full_precision, score_dtype
 
-SOFTMAX = (torch.softmax, F.softmax, Tensor.softmax, torch.special.softmax)
 KERNEL_ARGUMENTS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
 Compute: TypeAlias = Callable[[Tensor, Tensor | None], Tensor]  # the signature of `TokenRows.rows`
+Places: TypeAlias = tuple[Tensor | None, Tensor | None, Tensor | None]  # of queries and keys, (s, n); of the output
 
 
 class UnreadableError(Exception):
@@ -29,19 +31,18 @@ class UnreadableError(Exception):
 class TokenRows:
     """Attention probabilities between the tokens of one attention call.
 
-    `shape` is (sequences, heads, queries, keys), one sequence per window. If `transient`, `release` frees tensors.
+    `shape` is (sequences, queries, keys), one sequence for each image, window and head. If `transient`, `release` frees
+    tensors.
     """
 
     def __init__(
         self, compute: Compute, shape: tuple[int, ...], device: torch.device, *, transient: bool = False
     ) -> None:
         self._compute: Compute | None = compute
-        self.batch, self.heads, self.queries, self.keys = shape
+        self.sequences, self.queries, self.keys = shape
         self.device, self.transient = device, transient
 
-    def rows(
-        self, queries: Int[Tensor, "r"], sequences: Int[Tensor, "s"] | None = None
-    ) -> Float[Tensor, "b h r tokens"]:
+    def rows(self, queries: Int[Tensor, "r"], sequences: Int[Tensor, "s"] | None = None) -> Float[Tensor, "s r tokens"]:
         """Return the probabilities of queries in sequences (None for all sequences), in float32 or higher precision."""
         if self._compute is None:
             fix = "Use visit_attention, or enable the model's fused attention."
@@ -54,73 +55,76 @@ class TokenRows:
 
 
 def product_rows(
-    query: Float[Tensor, "b h n e"],
-    key: Float[Tensor, "b k m e"],
+    query: Float[Tensor, "*b h n e"],
+    key: Float[Tensor, "*b k m e"],
     *,
     mask: Tensor | None = None,
     scale: float | None = None,
     is_causal: bool = False,
 ) -> TokenRows:
     """Return the rows softmax_j(scale q_i . k_j + mask_ij), given the arguments of `scaled_dot_product_attention`."""
-    every_mask = None if mask is None else mask.reshape((1,) * (4 - mask.dim()) + tuple(mask.shape))
-    factor = query.shape[-1] ** -0.5 if scale is None else scale
-    dtype, shared = score_dtype(query.dtype), query.shape[1] // key.shape[1]
+    sizes, factor = query.shape[:-1], query.shape[-1] ** -0.5 if scale is None else scale
+    dtype, shared = score_dtype(query.dtype), query.shape[-3] // key.shape[-3]
+    mask = None if mask is None else mask[(None,) * (query.dim() - mask.dim())]
+
+    def of(tensor: Tensor, sequences: Tensor | None) -> Tensor:
+        """Select sequences of a tensor, which may be shared by some of them."""
+        if sequences is None:
+            return tensor
+        places = torch.unravel_index(sequences, sizes[:-1])
+        return tensor[tuple(place % size for place, size in zip(places, tensor.shape[:-2], strict=True))]
 
     def compute(queries: Tensor, sequences: Tensor | None) -> Tensor:
         with full_precision(query.device):
-            keys = _take(key, sequences).to(dtype)
-            if shared > 1:  # grouped-query attention
-                keys = keys.repeat_interleave(shared, 1)
-            scores = _products(_take(query, sequences).index_select(2, queries).to(dtype) * factor, keys)
-            if every_mask is not None:
-                some = _take(every_mask, sequences)
-                some = some if some.shape[2] == 1 else some.index_select(2, queries)
-                scores = scores.masked_fill(~some, -torch.inf) if some.dtype == torch.bool else scores + some
+            keys = key if shared == 1 else key.repeat_interleave(shared, -3)  # grouped-query attention
+            some = of(query, sequences).index_select(-2, queries).to(dtype) * factor
+            scores = _products(some, of(keys, sequences).to(dtype))
+            if mask is not None:
+                rows = of(mask, sequences)
+                rows = rows if rows.shape[-2] == 1 else rows.index_select(-2, queries)
+                scores = scores.masked_fill(~rows, -torch.inf) if rows.dtype == torch.bool else scores + rows
             if is_causal:
-                later = torch.arange(key.shape[2], device=query.device) > queries[:, None]
+                later = torch.arange(key.shape[-2], device=query.device) > queries[:, None]
                 scores = scores.masked_fill(later, -torch.inf)
-            return _softmax(scores)
+            return _softmax(scores).flatten(0, -3)
 
-    return TokenRows(compute, (*query.shape[:3], key.shape[2]), query.device)
+    return TokenRows(compute, (math.prod(sizes[:-1]), sizes[-1], key.shape[-2]), query.device)
 
 
-def score_rows(input: Tensor, *_: Any, **__: Any) -> TokenRows:  # noqa: A002  # torch's name
-    """Return the rows softmax_j(s_ij), given the scores s, (b, h, n, m) or (b, n, m), of an unfused model."""
-    if input.dim() > 4:
-        raise UnreadableError(f"its scores have shape {tuple(input.shape)}, not (batch, heads, queries, keys)")
-    scores = input if input.dim() == 4 else input[:, None]
+def map_rows(maps: Float[Tensor, "s n m"]) -> TokenRows:
+    """Return the rows of attention maps that a model computes itself."""
+    total = maps.sum(-1, dtype=score_dtype(maps.dtype))
+    # Sums are rounded in half precision, and are 0 for queries whose keys are all masked.
+    if bool((maps.amin() < 0) | (((total - 1).abs() > 0.05) & (total != 0)).any()):
+        raise UnreadableError("it changes or mixes its maps after the softmax, so that rows do not sum to 1")
 
     def compute(queries: Tensor, sequences: Tensor | None) -> Tensor:
-        with full_precision(scores.device):
-            return _softmax(_take(scores, sequences).index_select(2, queries).to(score_dtype(scores.dtype)))
+        some = maps if sequences is None else maps[sequences]
+        return some.index_select(1, queries).to(score_dtype(maps.dtype))
 
-    return TokenRows(compute, tuple(scores.shape), scores.device, transient=True)
+    return TokenRows(compute, tuple(maps.shape), maps.device, transient=True)
 
 
-def gated_rows(content: TokenRows, position: TokenRows, gate: Float[Tensor, "h"]) -> TokenRows:
+def gated_rows(content: TokenRows, position: AttentionOperator, gate: Float[Tensor, "h"]) -> TokenRows:
     """Return ConViT's rows, (1 - gate) content + gate position, normalised (d'Ascoli et al., 2021, equation 6)."""
 
     def compute(queries: Tensor, sequences: Tensor | None) -> Tensor:
         rows = content.rows(queries, sequences)
-        share = gate.to(rows.dtype)[:, None, None]
-        mixed = (1 - share) * rows + share * position.rows(queries, sequences)
+        heads = torch.arange(content.sequences, device=gate.device) if sequences is None else sequences
+        heads = heads % len(gate)
+        share = gate.to(rows.dtype)[heads, None, None]
+        mixed = (1 - share) * rows + share * position.rows(queries)[0][heads]
         return mixed / mixed.sum(-1, keepdim=True)
 
-    shape = (content.batch, content.heads, content.queries, content.keys)
-    return TokenRows(compute, shape, content.device, transient=content.transient or position.transient)
+    return TokenRows(compute, (content.sequences, content.queries, content.keys), content.device)
 
 
-def _take(tensor: Tensor, sequences: Tensor | None) -> Tensor:
-    """Select sequences of a tensor; a first axis of size 1 is shared by all sequences."""
-    return tensor if sequences is None or tensor.shape[0] == 1 else tensor.index_select(0, sequences)
-
-
-def _products(query: Float[Tensor, "b h r e"], key: Float[Tensor, "b h m e"]) -> Float[Tensor, "b h r m"]:
+def _products(query: Float[Tensor, "*b r e"], key: Float[Tensor, "*b m e"]) -> Float[Tensor, "*b r m"]:
     """Compute query @ key.mT, image by image if matmul would copy all keys for a few rows."""
-    some_rows = query.shape[2] < key.shape[3] and key.shape[0] > 1
+    some_rows = query.shape[-2] < key.shape[-2] and key.shape[0] > 1
     if not some_rows or key.is_contiguous():
         return query @ key.mT
-    return torch.stack([rows @ keys.mT for rows, keys in zip(query.expand(len(key), -1, -1, -1), key, strict=True)])
+    return torch.stack([rows @ keys.mT for rows, keys in zip(query, key, strict=True)])
 
 
 def _softmax(scores: Tensor) -> Tensor:
@@ -130,14 +134,15 @@ def _softmax(scores: Tensor) -> Tensor:
 
 @final
 class AttentionCalls(TorchFunctionMode):
-    """PyTorch function mode that calls `seen` before each attention call, with a function that reads its rows.
+    """PyTorch function mode that calls `seen` before each call of PyTorch's attention functions.
 
-    If `seen` returns probabilities, (b, h, n, m), they replace those of the call, and dropout is not applied.
+    Its arguments are a function that reads the rows, and the positions of queries and keys (`TokenPositions`). If it
+    returns probabilities, (sequences, n, m), they replace those of the call, and dropout is not applied.
     """
 
-    def __init__(self, seen: Callable[[Callable[[], TokenRows]], Tensor | None]) -> None:
+    def __init__(self, positions: TokenPositions, seen: Callable[..., Tensor | None]) -> None:
         super().__init__()
-        self._seen = seen
+        self._positions, self._seen = positions, seen
 
     def __torch_function__(
         self,
@@ -147,46 +152,62 @@ class AttentionCalls(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         named = {} if kwargs is None else kwargs
-        reader = score_rows if func in SOFTMAX and _is_over_keys(*args, **named) else READERS.get(func)
-        rows = None if reader is None else self._seen(lambda: reader(*args, **named))
-        if rows is None:
+        if func not in READERS or self._positions.paused:
             return func(*args, **named)
-        if func is F.scaled_dot_product_attention:
-            return _kernel_output(rows, *args, **named)
-        if func is F.multi_head_attention_forward:
-            return _multihead_output(rows, *args, **named)
-        given = func(*args, **named)
-        return rows.reshape(given.shape).to(given.dtype)
-
-
-def _is_over_keys(input: Any = None, dim: Any = None, *_: Any, **__: Any) -> bool:  # noqa: A002  # torch's names
-    """Return whether a softmax may be part of attention: over the last axis and, in 3-d input, of square matrices."""
-    if not isinstance(input, Tensor) or input.dim() < 3 or dim not in (-1, input.dim() - 1):
-        return False
-    return input.dim() == 4 or input.shape[-1] == input.shape[-2]
+        read, places, finish = READERS[func]
+        with self._positions.pause():
+            found = places(self._positions, *args, **named)
+            rows = self._seen(lambda: read(*args, **named), *found[:2])
+            out = func(*args, **named) if rows is None or finish is None else finish(rows, *args, **named)
+            if found[2] is not None:
+                self._positions.put(out[0] if isinstance(out, tuple) else out, Positions(found[2]))
+        return out
 
 
 def _refuse_shortcut(*_: Any, **__: Any) -> TokenRows:
     raise UnreadableError("it calls PyTorch's inference fast path directly, which hides its queries and keys")
 
 
+def _no_places(*_: Any, **__: Any) -> Places:
+    return None, None, None
+
+
+def _kernel_call(*args: Any, **named: Any) -> dict[str, Any]:
+    return {**dict(zip(KERNEL_ARGUMENTS, args, strict=False)), **named}
+
+
 def _read_kernel(*args: Any, **named: Any) -> TokenRows:
-    call = {**dict(zip(KERNEL_ARGUMENTS, args, strict=False)), **named}
+    call = _kernel_call(*args, **named)
     query, key = call["query"], call["key"]
-    if query.dim() != 4 or key.dim() != 4:
-        raise UnreadableError(f"its queries have shape {tuple(query.shape)}, not (batch, heads, tokens, channels)")
     if query.is_nested or key.is_nested:
         raise UnreadableError("it uses nested tensors")
-    if query.shape[0] != key.shape[0]:
-        raise UnreadableError(f"it has {query.shape[0]} sequences of queries but {key.shape[0]} of keys")
+    if query.dim() == 3:
+        query, key = query[:, None], key[:, None]
+    if query.dim() < 3 or query.shape[:-3] != key.shape[:-3]:
+        raise UnreadableError(f"its queries have shape {tuple(query.shape)}, and its keys {tuple(key.shape)}")
     mask, is_causal = call.get("attn_mask"), call.get("is_causal", False)
     return product_rows(query, key, mask=mask, scale=call.get("scale"), is_causal=is_causal)
 
 
-def _kernel_output(rows: Float[Tensor, "b h n m"], *args: Any, **named: Any) -> Tensor:
+def _kernel_places(positions: TokenPositions, *args: Any, **named: Any) -> Places:
+    call = _kernel_call(*args, **named)
+    query, key = (positions.of_rows(call[name]) for name in ("query", "key"))
+    if key is not None and key.dim() > 2 and key.shape[-2] != call["query"].shape[-3]:
+        key = key.repeat_interleave(call["query"].shape[-3] // key.shape[-2], -2)
+    return _flat(query), _flat(key), None if query is None else query[..., None]
+
+
+def _flat(codes: Tensor | None) -> Tensor | None:
+    return None if codes is None else codes.flatten(0, -2)
+
+
+def _kernel_output(rows: Float[Tensor, "s n m"], *args: Any, **named: Any) -> Tensor:
     """Return what `scaled_dot_product_attention` returns for given probabilities."""
-    value = {**dict(zip(KERNEL_ARGUMENTS, args, strict=False)), **named}["value"]
-    return rows.to(value.dtype) @ value.repeat_interleave(rows.shape[1] // value.shape[1], 1)
+    call = _kernel_call(*args, **named)
+    query, value = call["query"], call["value"]
+    if value.dim() > 3:
+        value = value.repeat_interleave(query.shape[-3] // value.shape[-3], -3)
+    return rows.to(value.dtype).reshape(*query.shape[:-1], -1) @ value
 
 
 def _multihead_call(*args: Any, **named: Any) -> dict[str, Any]:
@@ -195,7 +216,17 @@ def _multihead_call(*args: Any, **named: Any) -> dict[str, Any]:
     return given.arguments
 
 
-def _multihead_output(rows: Float[Tensor, "b h n m"], *args: Any, **named: Any) -> tuple[Tensor, Tensor | None]:
+def _multihead_places(positions: TokenPositions, *args: Any, **named: Any) -> Places:
+    call = _multihead_call(*args, **named)
+    query, key = (positions.of_rows(call[name]) for name in ("query", "key"))  # (tokens, b), or (tokens,)
+    heads = call["num_heads"]
+    both = [
+        None if each is None else each.reshape(len(each), -1).T.repeat_interleave(heads, 0) for each in (query, key)
+    ]
+    return both[0], both[1], None if query is None else query[..., None]
+
+
+def _multihead_output(rows: Float[Tensor, "s n m"], *args: Any, **named: Any) -> tuple[Tensor, Tensor | None]:
     """Return what nn.MultiheadAttention's function returns for given probabilities."""
     call = _multihead_call(*args, **named)
     value, bias = call["value"], call["in_proj_bias"]
@@ -204,6 +235,7 @@ def _multihead_output(rows: Float[Tensor, "b h n m"], *args: Any, **named: Any) 
     value = F.linear(value, weight, None if bias is None else bias[2 * width :])
     batched = value.dim() == 3
     value = value if batched else value[:, None]
+    rows = rows.unflatten(0, (-1, call["num_heads"]))
     mixed = rows.to(value.dtype) @ value.unflatten(-1, (call["num_heads"], -1)).permute(1, 2, 0, 3)
     out = F.linear(mixed.permute(2, 0, 1, 3).flatten(2), call["out_proj_weight"], call["out_proj_bias"])
     weights = (rows.mean(1) if call["average_attn_weights"] else rows) if call["need_weights"] else None
@@ -244,9 +276,9 @@ def _additive(mask: Tensor) -> Tensor:
     return torch.zeros(mask.shape, device=mask.device).masked_fill(mask, -torch.inf)
 
 
-READERS: dict[Callable[..., Any], Callable[..., TokenRows]] = {
-    F.scaled_dot_product_attention: _read_kernel,
-    F.multi_head_attention_forward: _read_multihead,
-    torch._native_multi_head_attention: _refuse_shortcut,
-    torch._transformer_encoder_layer_fwd: _refuse_shortcut,
+READERS: dict[Callable[..., Any], tuple[Callable[..., TokenRows], Callable[..., Places], Any]] = {
+    F.scaled_dot_product_attention: (_read_kernel, _kernel_places, _kernel_output),
+    F.multi_head_attention_forward: (_read_multihead, _multihead_places, _multihead_output),
+    torch._native_multi_head_attention: (_refuse_shortcut, _no_places, None),
+    torch._transformer_encoder_layer_fwd: (_refuse_shortcut, _no_places, None),
 }

@@ -4,6 +4,7 @@ The model runs batch by batch under `visit_attention`, with only one layer's ope
 """
 
 import math
+import warnings
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -72,7 +73,7 @@ class Audit:
     Attributes:
         layers: The layers, in the order in which they run.
         images: Number of images.
-        left_out: Reason why the attention of a skipped module cannot be read, by module name; see `skip_unreadable`.
+        left_out: Reason why the attention of a module could not be read, by module name.
     """
 
     layers: tuple[LayerAudit, ...]
@@ -101,7 +102,7 @@ class Audit:
         return rows
 
     def omissions(self) -> list[str]:
-        return [f"Skipped {name or 'the model itself'}: {reason}." for name, reason in self.left_out.items()]
+        return [f"Left out {name or 'the model itself'}: {reason}." for name, reason in self.left_out.items()]
 
     def __str__(self) -> str:
         width = max(len("layer"), *(len(layer.name) for layer in self.layers))
@@ -125,9 +126,10 @@ def audit(
     prefix: int | None = None,
     layers: Collection[str] | None = None,
     options: Mapping[str, object] | None = None,
-    skip_unreadable: bool = False,
 ) -> Audit:
     """Measure how closely each attention layer of a model resembles a convolution on the given images.
+
+    Attention that cannot be read is listed in `Audit.left_out`, with a warning.
 
     In an initialised `torch.distributed` group, all processes must call this function with the same model and images.
     Each measures every n-th batch, with n the number of processes, and all return the audit of all images.
@@ -138,17 +140,16 @@ def audit(
             of batches. All images must have the same size.
         queries: Maximum number of queries per image, spread evenly. With fewer than 100, noise increases the scores.
         batch: Batch size, at least 1. `content_share` compares the images of a batch and requires at least 2.
-        grid: Number of tokens along each axis of an image, (height, width); None infers it (see `visit_attention`).
-        prefix: Number of class tokens and registers before the image's tokens; None infers it.
+        grid: Tokens along each axis, (height, width), as in `visit_attention`.
+        prefix: Number of other tokens before them, as in `visit_attention`.
         layers: Names of the attention modules to measure; None for all.
         options: Additional keyword arguments for the model's forward pass.
-        skip_unreadable: List unreadable layers in `Audit.left_out` instead of raising an error. Ignored with `layers`.
 
     Raises:
         TypeError: If `images` does not consist of floating-point tensors, or `queries` or `batch` is not an integer.
         ValueError: If there are no images; if an image is constant or not finite; if image sizes differ, or images
             differ between processes; if the model is sharded, rejects the images or `options`, or has no attention; or
-            if attention contains NaN or cannot be read.
+            if attention contains NaN, or no attention or none of the `layers` can be read.
 
     Example:
         >>> from attnconv.convert import from_conv
@@ -167,7 +168,7 @@ def audit(
     def measure() -> _RunningAudit:
         """Measure the batches of this process, which are distributed in turn; all processes validate all images."""
         running, shape = _RunningAudit(), None
-        unreadable = running.left_out.setdefault if skip_unreadable else None
+        unreadable = running.left_out.setdefault
         for number, some in enumerate(_batches(images, batch)):
             check_images(some, before=running.images, shape=shape)
             running.images, shape = running.images + len(some), tuple(some.shape[1:])
@@ -191,6 +192,9 @@ def audit(
     if not running.layers:
         named = "; ".join(f"{name!r}: {reason}" for name, reason in running.left_out.items())
         raise ValueError(bad("model", "must contain at least one attention layer that can be read", named))
+    if running.left_out:
+        names = ", ".join(name or "the model itself" for name in running.left_out)
+        warnings.warn(f"audit: attention that could not be read was left out: {names}", stacklevel=2)
     found = tuple(layer.result(name, model) for name, layer in running.layers.items())
     return Audit(found, running.images, running.left_out)
 

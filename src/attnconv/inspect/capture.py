@@ -19,24 +19,17 @@ from torch import Tensor, nn
 from attnconv._util.errors import bad
 from attnconv._util.module_state import evaluating
 from attnconv._util.value_checks import check_dense, check_module, check_tensor, is_index, whole
-from attnconv.inspect.attention_calls import AttentionCalls, TokenRows, UnreadableError, gated_rows
-from attnconv.inspect.token_operator import Running, TokenOperator, layout_of, pair_of
+from attnconv.inspect.attention_calls import AttentionCalls, TokenRows, UnreadableError, gated_rows, map_rows
+from attnconv.inspect.token_layout import layout_of
+from attnconv.inspect.token_operator import TokenOperator
+from attnconv.inspect.token_positions import PositionCodes, TokenPositions, at_queries
 from attnconv.layers.gated_positional import GatedPositionalAttention
 from attnconv.layers.self_attention import SelfAttention
 from attnconv.operators.base import AttentionOperator
 from attnconv.operators.dense import Dense
 
-# Classes whose attention is not the softmax that they compute.
-_DIFFERENCE = "its attention is the difference of two softmaxes"
-_TALKING = "it mixes its heads after the softmax"
-_CHANNELS = "it attends to channels instead of tokens"
-NOT_A_SOFTMAX = {
-    "DiffAttention": _DIFFERENCE,
-    "DiffParallelScalingBlock": _DIFFERENCE,
-    "TalkingHeadAttn": _TALKING,
-    "XCA": _CHANNELS,
-    "CrossCovarianceAttn": _CHANNELS,
-}
+# timm's modules whose fused attention subtracts the outputs of two calls.
+DIFFERENCES = ("DiffAttention", "DiffParallelScalingBlock")
 
 # Errors that this library raises about an argument; all other errors in a forward pass come from the model.
 _OWN_ERRORS = re.compile(r"(images|model(\.\S*)?|layers|grid|prefix|queries|options|kernel_size|position_length): ")
@@ -64,9 +57,10 @@ def visit_attention(
         model: Any module. It runs in evaluation mode and without gradients; its mode is restored.
         images: Input of the model: images, (b, c, height, width), or their tokens, (b, tokens, channels).
         visit: Function that is called with the name and the operator of each layer, in the order in which they run.
-        grid: Tokens along each axis, (height, width); required if `images` are tokens. None infers it if possible.
-        prefix: Number of class tokens and registers before the image's tokens; None infers it if possible. If `grid` is
-            given, all other tokens are assumed to follow the image's tokens.
+        grid: Tokens along each axis, (height, width). Needed only if `images` are tokens, or if an operation makes it
+            impossible to follow their positions from the images.
+        prefix: With `grid`, the number of class tokens and registers before the image's tokens; needed if there is more
+            than one other token. The others follow the image's tokens.
         layers: Names of the modules to read; None for all. Other modules are ignored.
         options: Additional keyword arguments for the model's forward pass, such as `interpolate_pos_encoding`.
         unreadable: Called with a layer's name and the reason if it cannot be read; None raises. Ignored with `layers`.
@@ -123,12 +117,12 @@ def changing_attention(
         for name, module in model.named_modules():
             state.watch(name, module, hooks)
         try:
-            with uncompiled(model), AttentionCalls(state.call):
+            with uncompiled(model), state.positions, AttentionCalls(state.positions, state.call):
                 yield
         except Exception:
             state.raise_refusal()  # a later error would hide it
             raise
-    if state.images is not None:  # the model ran
+    if state.images:  # the model ran
         state.check(model)
 
 
@@ -240,6 +234,18 @@ def uncompiled(model: nn.Module) -> AbstractContextManager[object]:
 
 
 @final
+@dataclass
+class _Running:
+    """A module whose forward pass is running."""
+
+    name: str  # in the model
+    module: nn.Module
+    arguments: tuple[Any, ...]  # positional, then by name
+    calls: int = 0  # number of attention calls so far
+    paused: AbstractContextManager[None] | None = None  # while a layer of this library runs
+
+
+@final
 @dataclass(eq=False)
 class _Visit:
     """State of one visit: the modules that are running, and the layers read or rejected so far."""
@@ -249,16 +255,39 @@ class _Visit:
     prefix: int | None
     layers: frozenset[str] | None
     unreadable: Callable[[str, str], object] | None
-    images: Tensor | None = None  # the input of the model
+    images: int = 0  # number of images; 0 before the model runs
     refused: dict[str, tuple[nn.Module, str]] = field(default_factory=dict)
     seen: dict[str, None] = field(default_factory=dict)  # in the order in which they run
     present: dict[str, None] = field(default_factory=dict)  # names of all attention modules, in the same order
-    running: list[Running] = field(default_factory=list)
+    running: list[_Running] = field(default_factory=list)
     visiting: bool = False  # whether `visit` is running; the calls that it makes are ignored
-    own: int = 0  # number of this library's layers that are running; calls inside them are ignored
+    positions: TokenPositions = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.positions = TokenPositions(self.product)
 
     def start(self, _: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
-        self.images = next(value for value in (*args, *named.values()) if isinstance(value, Tensor))
+        images = next(value for value in (*args, *named.values()) if isinstance(value, Tensor))
+        self.images = len(images)
+        if images.dim() > 3:
+            self.positions.start(images, tuple(images.shape[2:]), None)
+        elif images.dim() == 3 and self.grid is not None:
+            self.positions.start(images, self.grid, self._before(images.shape[1], tuple(images.shape)))
+
+    def _before(self, tokens: int, shape: tuple[int, ...]) -> int:
+        """Return the number of tokens before those of the given grid."""
+        assert self.grid is not None
+        others = tokens - math.prod(self.grid)
+        if others < (self.prefix or 0):
+            requirement = f"must have at least {math.prod(self.grid) + (self.prefix or 0)} tokens for grid={self.grid}"
+            got = f"{tokens} tokens in a tensor of shape {shape}"
+            raise ValueError(bad("images", requirement, got, "Tokens must have the shape (batch, tokens, channels)."))
+        if others > 1 and self.prefix is None:
+            requirement = (
+                f"must be given, since {others} of the {tokens} tokens are not in the grid of size {self.grid}"
+            )
+            raise ValueError(bad("prefix", requirement, None))
+        return others if self.prefix is None else self.prefix
 
     def watch(self, name: str, module: nn.Module, hooks: ExitStack) -> None:
         if isinstance(module, torch.jit.ScriptModule):
@@ -272,57 +301,72 @@ class _Visit:
     def _begin(self, name: str, module: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
         if self.visiting:
             return
-        first: Any = next(iter((*args, *named.values())), None)
-        second = named.get("input_dimensions", named.get("sizes", args[1] if len(args) > 1 else None))
-        shape = tuple(first.shape) if isinstance(first, Tensor) else None
-        self.running.append(Running(name, module, shape, pair_of(second) if isinstance(second, tuple) else None))
+        frame = _Running(name, module, (*args, *named.values()))
+        self.running.append(frame)
         reason = getattr(module, "attention_unreadable", None)
         if reason is not None and self._wanted(name):
             self._refuse(name, module, reason)
-        if isinstance(module, SelfAttention):
-            self.own += 1
-            self.running[-1].calls = 1
-            if self.own == 1 and self._wanted(name):
-                operator = module.operator(first)
+        if isinstance(module, SelfAttention) and not self.positions.paused:  # not inside another one
+            frame.calls = 1
+            frame.paused = self.positions.pause()
+            frame.paused.__enter__()
+            if self._wanted(name):
+                operator = module.operator(frame.arguments[0])
                 rows = self._hand_over(name, operator)
                 if rows is not None:
                     module._operator = lambda *_: Dense(operator.grid, rows)  # type: ignore[method-assign]
 
     def _end(self, name: str, module: nn.Module, _: object, output: object) -> None:
-        if self.visiting:
+        if self.visiting or not self.running:  # not running: after an error in `start`
             return
         frame = self.running.pop()
-        if isinstance(module, SelfAttention):
-            self.own -= 1
+        before = self.positions.of(frame.arguments[0]) if frame.arguments else None
+        if frame.paused is not None:
+            frame.paused.__exit__(None, None, None)
             vars(module).pop("_operator", None)
+            if isinstance(module, SelfAttention) and before is not None and output is not None:
+                grid = module.grid(before.codes.shape[2:])
+                self.positions.put(output, at_queries(self.positions.codes, before, grid))
+        if isinstance(module, GatedPositionalAttention) and before is not None and output is not None:
+            self.positions.put(output, before)  # products with its factors cannot be followed
         if self.running:
             self.running[-1].calls += frame.calls
         # After an error there is no output; do not hide that error behind a different one.
-        silent = output is not None and frame.calls == 0 and self.own == 0
-        kind = type(module).__name__
-        claims = kind.lower().endswith(("attention", "attn")) or kind in NOT_A_SOFTMAX
-        if silent and claims and self._wanted(name):
-            self._refuse(name, module, "it calls no attention function of PyTorch and no softmax over keys")
+        silent = output is not None and frame.calls == 0 and not self.positions.paused
+        if silent and type(module).__name__.lower().endswith(("attention", "attn")) and self._wanted(name):
+            self._refuse(name, module, "its attention was not found: it has no product of attention maps and values")
 
-    def call(self, read: Callable[[], TokenRows]) -> Tensor | None:
+    def product(self, maps: Tensor, queries: Tensor | None, keys: Tensor | None, reason: str) -> Tensor | None:
+        """Read attention that the model computes itself, before its product with the values."""
+
+        def read() -> TokenRows:
+            if reason:
+                raise UnreadableError(reason)
+            return map_rows(maps)
+
+        return self.call(read, queries, keys)
+
+    def call(self, read: Callable[[], TokenRows], queries: Tensor | None, keys: Tensor | None) -> Tensor | None:
         """Read an attention call that is about to run, and return other probabilities for it, if there are any."""
-        if self.own > 0 or self.visiting:
-            return None
-        frames = self.running
-        while len(frames) > 1 and isinstance(frames[-1].module, nn.Softmax):
-            frames = frames[:-1]
-        frame = frames[-1]
+        frame = self.running[-1]
         frame.calls += 1
         if not self._wanted(frame.name) or frame.name in self.refused:
             return None
         try:
-            if (reason := _other_formula(frame.module)) is not None:
-                raise UnreadableError(reason)
+            if type(frame.module).__name__ in DIFFERENCES:
+                raise UnreadableError("its attention is the difference of two softmaxes")
             rows = _with_gate(frame, read())
-            if rows is None:
-                return None
-            assert self.images is not None
-            operator = TokenOperator(rows, layout_of(frames, rows, self.images, self.grid, self.prefix))
+            if keys is not None and queries is None:
+                raise UnreadableError(f"none of its queries ({rows.queries} per sequence) is a token of the image")
+            codes = self.positions.codes
+            if queries is None or keys is None:
+                if self.grid is None or rows.sequences % self.images or rows.queries != rows.keys:
+                    raise UnreadableError(self.positions.why())
+                codes = PositionCodes(self.grid)
+                before = self._before(rows.keys, (rows.sequences, rows.keys))
+                tokens = codes.of_tokens(self.images, rows.keys, before, rows.device)
+                queries = keys = tokens.repeat_interleave(rows.sequences // self.images, 0)
+            operator = TokenOperator(rows, layout_of(codes, queries, keys, self.images))
         except UnreadableError as error:
             self._refuse(frame.name, frame.module, str(error))
             return None
@@ -340,7 +384,8 @@ class _Visit:
             return None
         self.visiting = True
         try:
-            return self.visit(name, operator)
+            with self.positions.pause():
+                return self.visit(name, operator)
         finally:
             self.visiting = False
 
@@ -361,7 +406,7 @@ class _Visit:
         name, (module, reason) = next(iter(self.refused.items()))
         fix = f"It cannot be read because {reason}."
         if readable := [name for name in self.seen if name not in self.refused]:
-            fix += f" To read the others, pass layers={list(readable)}; `audit` also accepts skip_unreadable=True."
+            fix += f" To read the others, pass layers={list(readable)}."
         requirement = f"the attention of module {name!r} must be readable"
         raise ValueError(bad("model", requirement, type(module).__name__, fix))
 
@@ -377,32 +422,11 @@ class _Visit:
             raise ValueError(bad("model", "must contain an attention layer", type(model).__name__, fix))
 
 
-def _with_gate(frame: Running, rows: TokenRows) -> TokenRows | None:
-    """Return a module's attention, with content and position mixed by its gate; None until both parts are known."""
-    module: Any = frame.module
-    if isinstance(module, GatedPositionalAttention):
-        if rows.transient:  # position scores along one axis, which `position_operator` contains
-            return None
-        side = math.isqrt(rows.queries)
-        operator = module.position_operator(frame.resolution or (side, side))
-        shape = (1, rows.heads, rows.queries, rows.keys)  # shared by all images
-        position = TokenRows(lambda queries, _: operator.rows(queries), shape, rows.device)
-        return gated_rows(rows, position, torch.sigmoid(module.gating_param))
-    if type(module).__name__ != "GPSA":
+def _with_gate(frame: _Running, rows: TokenRows) -> TokenRows:
+    """Return a module's attention; the layer for ConViT adds its position part, without computing the sum of both."""
+    module = frame.module
+    if not isinstance(module, GatedPositionalAttention):
         return rows
-    if frame.pending is None:  # ConViT computes content, then positions
-        frame.pending = rows
-        return None
-    content, frame.pending = frame.pending, None
-    return gated_rows(content, rows, torch.sigmoid(module.gating_param))
-
-
-def _other_formula(module: nn.Module) -> str | None:
-    """Return why a module's probabilities are known to differ from its softmax; None for all other modules."""
-    kind = type(module).__name__
-    if kind in NOT_A_SOFTMAX:
-        return NOT_A_SOFTMAX[kind]
-    if "ChannelAttention" in kind:
-        return _CHANNELS
-    # The class name is not enough: timm has an Attention2d with talking heads (EfficientFormerV2) and one without.
-    return _TALKING if isinstance(getattr(module, "talking_head2", None), nn.Module) else None
+    side = math.isqrt(rows.queries)
+    sizes = next((each for each in frame.arguments[1:] if each is not None), (side, side))
+    return gated_rows(rows, module.position_operator(sizes), torch.sigmoid(module.gating_param))

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from attnconv._util.errors import bad
 from attnconv.inspect.score_modifiers import NO_TERMS, ROTATIONS, CallForm, PositionBias, ScoreTerms
-from attnconv.inspect.token_operator import pair_of
 
 # Attributes that may contain each part of the formula; the first that exists is used.
 NAMES = {
@@ -242,7 +241,7 @@ def vit_parts(model: nn.Module) -> VitParts:
         raise _refusal(model, "with pos_embed, patch_embed and blocks")
     if not isinstance(patches, nn.Conv2d) or not isinstance(positions, nn.Parameter):
         raise _refusal(model, "with one patch convolution and a position parameter")
-    grid, size = pair_of(getattr(embed, "grid_size", None)), pair_of(getattr(embed, "image_size", None))
+    grid, size = _pair_of(getattr(embed, "grid_size", None)), _pair_of(getattr(embed, "image_size", None))
     if grid is None and size is not None:
         grid = (size[0] // patches.stride[0], size[1] // patches.stride[1])
     if grid is None:
@@ -288,3 +287,12 @@ def _block(name: str, block: nn.Module) -> VitBlock:
 def _refusal(module: nn.Module, requirement: str, name: str = "") -> ValueError:
     argument = f"model.{name}" if name else "model"
     return ValueError(bad(argument, f"must be a vision transformer {requirement}", type(module).__name__, FIX_VIT))
+
+
+def _pair_of(value: Any) -> tuple[int, int] | None:
+    """Return a size of one or two integers as (height, width); None if the value is not a size."""
+    if isinstance(value, int) and value > 0:
+        return value, value
+    if isinstance(value, (list, tuple)) and len(value) == 2 and all(isinstance(part, int) for part in value):
+        return value[0], value[1]
+    return None

@@ -1,7 +1,8 @@
 """Mean attention of each head at each shift, and how constant this pattern is as the query moves.
 
 Let A_h be the attention probabilities of head h, delta = key - query in positions, and Q(delta) the chosen queries q
-to which delta is available, that is, for which q + delta is a key of the image. Then
+to which delta is available, that is, for which q + delta is a key of the image (of the query's window, if attention is
+restricted to windows). Then
 
     profile    p_h(delta) = mean over q in Q(delta) of A_h[q, q + delta]                     rows are not renormalised
 
@@ -45,7 +46,7 @@ class ShiftProfile:
         constancy: How constant attention is as the query moves, 0 to 1, (h,) float64; NaN if all attention is 0.
         reach: Smallest and largest shift in `mass` along each axis, in positions.
         middle: Smallest and largest possible shift from a query to the centre of its receptive field, for each axis.
-        key_count: Number of keys in an image, m.
+        key_count: Number of keys to which a query can attend.
     """
 
     mass: Float64[Tensor, "h ..."]
@@ -95,6 +96,7 @@ class RunningShiftProfile:
 
     def __init__(self) -> None:
         self._grid: Grid | None = None
+        self._keys = 0  # number of keys of a window; 0 without windows
 
     @torch.no_grad()
     def add(self, operator: AttentionOperator, *, queries: Queries | None = None) -> None:
@@ -113,17 +115,22 @@ class RunningShiftProfile:
         for some in blocks:
             rows = operator.rows(some).unflatten(-1, grid.sizes)
             indices = zip(grid.axes, grid.unravel(some), strict=True)
-            positions = torch.stack([axis.stride * index + axis.offset for axis, index in indices], -1).tolist()
+            positions = torch.stack([axis.query_positions(index.device)[index] for axis, index in indices], -1).tolist()
+            available = operator.available(some)
+            if available is not None:
+                self._keys = max(self._keys, int(available.sum(1).max()))
+                available = available.unflatten(-1, grid.sizes)
             for number, position in enumerate(positions):
                 keys, shifts = _window(grid, position, self._reach)
                 row = rows[(slice(None), slice(None), number, *keys)].double()  # (b, h, some keys per axis)
                 squares = row.square().sum(0)
                 mass[(slice(None), *shifts)] += row.sum(0)
                 mass_squares[(slice(None), *shifts)] += squares
-                self._counts[shifts] += operator.batch
+                known = 1 if available is None else available[(number, *keys)]
+                self._counts[shifts] += operator.batch * known
                 if all(first <= here <= last for here, (first, last) in zip(position, inner, strict=True)):
                     totals[(slice(None), slice(None), *shifts)] += row
-                    counts[shifts] += 1
+                    counts[shifts] += known
                     all_squares += squares.flatten(1).sum(-1)
         explained += (totals.square() / counts.clamp_min(1)).flatten(2).sum((0, -1))
         self._images += operator.batch
@@ -139,6 +146,7 @@ class RunningShiftProfile:
             self._begin(other._grid, heads, other._counts.device)
         self._check("other", other._grid, heads)
         self._images += other._images
+        self._keys = max(self._keys, other._keys)
         self._counts += other._counts
         self._sums += other._sums
         self._shares += other._shares
@@ -158,23 +166,32 @@ class RunningShiftProfile:
             requirement = f"must have the same grid and number of heads ({first}) as the first operator"
             raise ValueError(bad(name, requirement, got, "Use a separate accumulator for each layer."))
 
+    def _in_reach(self) -> Tensor:
+        """Return which shifts are available to enough queries of their windows; all, without windows."""
+        inside = torch.ones_like(self._counts, dtype=torch.bool)
+        for axis in range(self._counts.dim()) if self._keys else ():
+            most = self._counts.movedim(axis, 0).flatten(1).amax(1)
+            inside &= (2 * most >= most.max()).reshape([-1 if each == axis else 1 for each in range(inside.dim())])
+        return inside
+
     def result(self) -> ShiftProfile:
         """Return the profile of all operators added so far; raise a `ValueError` if there is none."""
         if self._grid is None:
             raise ValueError(bad("operator", "must be added before calling result()", "none", "Call add(operator)."))
         explained, squares = self._shares.value()
         constancy = explained / squares.where(squares > 0, math.nan)
-        counts = self._counts.clamp_min(1)
-        mass, mean_squares = self._sums.value() / counts
+        numbers = self._counts.where(self._in_reach(), 0)
+        counts = numbers.clamp_min(1)
+        mass, mean_squares = (self._sums.value() / counts).where(numbers > 0, 0)
         spread = (mean_squares - mass.square()).clamp_min(0.0)
         return ShiftProfile(
             mass=mass,
-            counts=self._counts.clone(),
+            counts=numbers,
             noise=spread / (counts / self._images - 1).clamp_min(1.0),
             constancy=constancy.clamp_max(1.0),  # rounding can push it above 1
             reach=self._reach,
             middle=tuple(_middle(axis) for axis in self._grid.axes),
-            key_count=self._grid.key_count,
+            key_count=self._keys or self._grid.key_count,
         )
 
 

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TypeAlias, final
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
@@ -58,6 +58,10 @@ class AttentionOperator(abc.ABC):
     @abc.abstractmethod
     def padding_mass(self, queries: Queries) -> Float[Tensor, "#b h r"]:
         """Return the attention of the given queries to padding positions whose value is zero (border rule `zero`)."""
+
+    def available(self, queries: Queries) -> Bool[Tensor, "r m"] | None:
+        """Return which keys are in the softmax of the given queries; None if all are."""
+        return None
 
     def __repr__(self) -> str:
         about = f"heads={self.heads}, sizes={self.grid.sizes}, queries={self.grid.query_sizes}"

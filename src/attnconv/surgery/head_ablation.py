@@ -47,8 +47,8 @@ def ablated(
         model: Any module that `visit_attention` can read. Attention dropout is not applied in the changed layers.
         heads: Indices of heads, from 0, by name of the attention module; or a mapping from indices to changes.
         to: Change of the heads that are given as indices.
-        grid: Tokens along each axis of the image, (height, width); None infers it if possible.
-        prefix: Number of class tokens and registers before the image's tokens; None infers it if possible.
+        grid: Tokens along each axis, (height, width), as in `visit_attention`.
+        prefix: Number of other tokens before them, as in `visit_attention`.
 
     Raises:
         TypeError: If `model` is not a module.
@@ -79,18 +79,20 @@ def ablated(
             requirement = "must have one attention matrix per head, without gates"
             raise ValueError(bad(f"model.{name}", requirement, type(modules[name]).__name__))
         if isinstance(operator, TokenOperator):
-            rows, before = operator.token_rows(), operator.prefix
+            rows, heads, before = operator.token_rows(), operator.sequence_heads(), operator.prefix
             windows = operator.window is not None
         else:
-            rows, before, windows = operator.to_dense(), 0, False
+            rows = operator.to_dense()
+            heads, before, windows = torch.arange(operator.heads).repeat(len(rows)), 0, False
+        shape, rows = rows.shape, rows.flatten(0, -3)  # one map for each image, window and head
         if windows and not {"shift", "convolution"}.isdisjoint(chosen[name].values()):
             fix = "Change its heads to zero, mean or uniform."
             raise ValueError(bad(f"model.{name}", "must attend to the whole image", "windows", fix))
         pairs = None if windows else _Pairs.of(operator.grid, before, rows.shape[-1])
-        kinds = chosen[name]
-        return torch.stack(
-            [_changed(of, kinds[head], pairs) if head in kinds else of for head, of in enumerate(rows.unbind(1))], 1
-        )
+        for head, kind in chosen[name].items():
+            some = (heads == head).nonzero().squeeze(1)
+            rows = rows.index_copy(0, some, _changed(rows[some], kind, pairs))
+        return rows.reshape(shape)
 
     with changing_attention(model, change, grid=grid, prefix=prefix, layers=chosen.keys()) if chosen else nullcontext():
         yield
