@@ -15,6 +15,7 @@ from typing import Any, final
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import _disable_current_modes
 
 from attnconv._util.errors import bad
 from attnconv._util.module_state import evaluating
@@ -384,7 +385,7 @@ class _Visit:
             return None
         self.visiting = True
         try:
-            with self.positions.pause():
+            with _disable_current_modes(), torch._C.DisableTorchFunction():
                 return self.visit(name, operator)
         finally:
             self.visiting = False

@@ -89,6 +89,8 @@ class PositionCodes:
     def centre(self, codes: Tensor, *dims: int) -> Tensor:
         """Return the centre of the smallest box that contains all positions along some axes, which get size 1."""
         codes = _thin(codes, *dims)
+        if all(codes.shape[dim] == 1 for dim in dims):
+            return codes
         least = torch.where(codes == NONE, torch.inf, codes).amin(dims, keepdim=True)
         most = codes.amax(dims, keepdim=True)
         if bool(((least == most) | (most == NONE)).all()):
@@ -128,6 +130,7 @@ class PositionCodes:
         Positions must be linear along each axis, up to half a step at the border, where a patch may be partly padding.
         They are continued into padding.
         """
+        codes = _thin(codes, *range(codes.dim() - len(places)))
         for dim, place in zip(range(codes.dim() - len(places), codes.dim()), places, strict=True):
             size = codes.shape[dim]
             if torch.equal(place, torch.arange(size, dtype=place.dtype)):
