@@ -51,7 +51,7 @@ class AttentionOptions(ImageOptions):
         layers: Names of the attention modules to inspect, separated by commas. The default is all attention modules.
         grid: Number of image tokens along the height and width: HxW, or N for both. Needed only if the positions of
             the tokens cannot be followed from the image.
-        prefix: Number of class and register tokens before the image tokens. The default is read from the model.
+        prefix: With --grid, number of class and register tokens before the image tokens.
     """
 
     layers: str | None = None

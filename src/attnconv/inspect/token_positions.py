@@ -231,6 +231,11 @@ class TokenPositions(TorchDispatchMode):
             return f"the positions of its tokens are lost in the operation {', '.join(self.lost)}"
         return "its tokens do not come from the images; pass grid=(height, width) if the input consists of tokens"
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Return False, so that torch does not import its compiler (one second) for this class."""
+        return False
+
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
