@@ -70,7 +70,7 @@ page:  ## build the explorer page, web/dist/index.html (needs Node 20.19 or newe
 	@$(MAKE) --no-print-directory $(PACKAGES)
 	cd web && npm run --silent build
 
-web:  ## run type checks, unit tests and browser tests of the page; skipped with a message without Node or Chromium
+web: $(STAMP)  ## run type checks, unit tests and browser tests of the page; skipped with a message without Node or Chromium
 	@if test -z "$(NODE_MISSING)"; then $(MAKE) --no-print-directory page && $(MAKE) --no-print-directory web-tests; \
 	else echo "web: skipped, the page needs $(NODE_WANTED), got $(NODE_MISSING)"; fi
 
@@ -121,20 +121,26 @@ $(RELEASE): $(STAMP)
 # The files in the archives get the time of the last commit, so equal commits give equal archives.
 dist: $(RELEASE)  ## build the wheel and the source distribution in dist/, and check them
 	rm -rf dist
-	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(BIN)/python -m build --outdir dist
+	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) PIP_CONSTRAINT=$(abspath constraints.txt) $(BIN)/python -m build --outdir dist
 	$(BIN)/python -m twine check --strict dist/*
 	$(BIN)/check-wheel-contents dist/*.whl
 
-dist-test: dist  ## install both archives in fresh environments, and run the demo there
+dist-test: dist try-archives  ## build the archives and try them
+
+# CONSTRAINTS can be empty, to let pip choose all versions as for a user.
+CONSTRAINTS := -c constraints.txt
+try-archives:  ## install the archives in dist/ in fresh environments, and run the demo there
 	for archive in dist/*.whl dist/*.tar.gz; do \
 		rm -rf build/try && $(PYTHON) -m venv build/try && \
-		build/try/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt "$$archive[app]" && \
+		build/try/bin/python -m pip install --quiet --disable-pip-version-check $(CONSTRAINTS) "$$archive[app]" && \
 		(cd build/try && bin/attnconv --version && bin/attnconv demo && bin/attnconv explore --export page) || exit 1; \
 	done
 
 check-tag: $(STAMP)
 	@test "$(TAG)" = "v$$($(BIN)/python -c 'import attnconv; print(attnconv.__version__)')" || \
 		{ echo "TAG: must be v followed by the version in src/attnconv/__init__.py, got '$(TAG)'"; exit 1; }
+	@! grep -q 'Before the first release' README.md docs/index.md || \
+		{ echo "README.md, docs/index.md: remove the paragraphs that begin with 'Before the first release'"; exit 1; }
 	@! grep -q -- '- unreleased' CHANGELOG.md || { echo "CHANGELOG.md: the version must have a date, got 'unreleased'"; exit 1; }
 
 # The newest section of the changelog.
@@ -144,6 +150,8 @@ release-notes:
 check-workflows: $(RELEASE)  ## check the workflows against their schema and for security problems
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
 	$(BIN)/check-jsonschema --builtin-schema vendor.dependabot .github/dependabot.yml
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-issue-config .github/ISSUE_TEMPLATE/config.yml
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-issue-forms $(filter-out %/config.yml,$(wildcard .github/ISSUE_TEMPLATE/*.yml))
 	$(BIN)/zizmor --offline --quiet .github
 
 clean:  ## remove build outputs and caches, but not .venv, runs or data

@@ -26,7 +26,8 @@ def publish(built: Path, site: Path, version: str) -> None:
     versions = [folder.name for folder in site.iterdir() if (folder / "index.html").is_file()]
     versions.sort(key=newest_last, reverse=True)
     items = "\n".join(f'<li><a href="{name}/index.html">{name}</a></li>' for name in versions)
-    (site / "index.html").write_text(PAGE.format(first=versions[0], items=items), encoding="utf-8")
+    first = next((name for name in versions if newest_last(name)[-1:] == (True,)), versions[0])
+    (site / "index.html").write_text(PAGE.format(first=first, items=items), encoding="utf-8")
 
 
 def newest_last(version: str) -> tuple[int, ...]:

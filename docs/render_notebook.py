@@ -44,7 +44,8 @@ def render(path: Path, folder: Path) -> None:
     repository, ref = (os.environ.get(name, "") for name in ("GITHUB_REPOSITORY", "GITHUB_REF_NAME"))
     if repository and ref:
         address = f"https://colab.research.google.com/github/{repository}/blob/{ref}/notebooks/{path.name}"
-        parts.insert(1, f"[Open this notebook in Colab]({address})")
+        badge = "https://colab.research.google.com/assets/colab-badge.svg"
+        parts.insert(1, f"[![Open in Colab]({badge})]({address})")
     (folder / f"{path.stem}.md").write_text("\n\n".join(parts) + "\n", encoding="utf-8")
 
 

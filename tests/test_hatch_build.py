@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("hatchling", reason="hatchling is not installed")
-
 ROOT = Path(__file__).resolve().parent.parent
 NPM = """#!{python}
 import pathlib, sys

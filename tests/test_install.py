@@ -102,7 +102,8 @@ def test_the_core_needs_few_packages() -> None:
 def test_every_import_is_of_the_core_or_of_an_extra() -> None:
     core = {name.replace("-", "_") for name in names(PROJECT["dependencies"])}
     core.add("numpy")  # a dependency of scipy
-    known = {*core, *EXTRA_OF, *sys.stdlib_module_names, "attnconv", "IPython", "traitlets", "triton"}
+    of_torch = {"triton", "typing_extensions"}
+    known = {*core, *EXTRA_OF, *of_torch, *sys.stdlib_module_names, "attnconv", "IPython", "traitlets"}
     assert [(path.name, package) for path, package in imported() if package not in known] == []
     for package, extra in EXTRA_OF.items():
         brought = names([line for name in (extra, "train") for line in EXTRAS[name]])
