@@ -189,7 +189,7 @@ class TestLeftOut:
         assert [layer.name for layer in found.layers] == ["blocks.0.attn", "blocks.1.attn"]
         assert list(found.left_out) == ["attn_pool"]
         reason = found.left_out["attn_pool"]
-        assert re.search(r"\(1 per sequence\)", reason)
+        assert re.search("none of its queries is a token of the image", reason)
         assert str(found).endswith(f"Left out attn_pool: {reason}.")
         assert found.numbers()["left_out"] == {"attn_pool": reason}
         others = audit(model, images(sizes=(32, 32)), batch=2, layers=["blocks.0.attn", "blocks.1.attn"])

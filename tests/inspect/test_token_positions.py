@@ -249,3 +249,147 @@ class TestLayouts:
         model = Planted(LAYOUTS[name], STEPS.get(name, 2.0), fused=True, nearest=nearest, shifts=shifts)
         found = audit(model, coordinates()).layers[0].statistics
         assert found.convolution_score == pytest.approx(1, abs=1e-6)
+
+
+def tokens_of(x: Tensor) -> Tensor:
+    return patches(x).flatten(1, 2)
+
+
+def one_slice(x: Tensor) -> Tensor:
+    y = tokens_of(x).clone()
+    y[:, 1:] = tokens_of(x)[:, :-1]
+    y[:, 0] = tokens_of(x)[:, -1]
+    return y
+
+
+def a_view(x: Tensor) -> Tensor:
+    y = tokens_of(x).clone()
+    y.view(2, 12, 12, 2).copy_(y.view(2, 12, 12, 2).flip(1))
+    return y
+
+
+def by_index(x: Tensor) -> Tensor:
+    y, order = tokens_of(x).clone(), torch.arange(144).flip(0)
+    y[:, order] = tokens_of(x)
+    return y
+
+
+def into_zeros(x: Tensor) -> Tensor:
+    y = torch.zeros(2, 145, 2, dtype=x.dtype)
+    y[:, 1:] = tokens_of(x)
+    return y
+
+
+def no_token(x: Tensor) -> Tensor:
+    y = tokens_of(x).clone()
+    y[:, :1].zero_()
+    return y
+
+
+class TestWrites:
+    """Positions after changes in place are those of the content, also in tensors that share memory."""
+
+    @pytest.mark.parametrize("write", [one_slice, a_view, by_index, into_zeros])
+    def test_keys_are_where_their_content_is(self, write: Callable[[Tensor], Tensor]) -> None:
+        model = Planted(lambda x: (tokens_of(x), write(x)), fused=True)
+        ((_, rows, _),) = operators_of(model, coordinates())
+        assert model.seen is not None
+        torch.testing.assert_close(rows, expected_rows(*model.seen, images=2), rtol=0, atol=1e-9)
+
+    def test_a_token_that_is_overwritten_is_not_part_of_the_image(self) -> None:
+        model = Planted(lambda x: (no_token(x), tokens_of(x)), fused=True)
+        with pytest.raises(ValueError, match=r"only a part of a grid|queries equally often"):
+            operators_of(model, coordinates())
+
+    def test_outputs_that_are_given_are_not_changed(self) -> None:
+        class Given(nn.Module):
+            def forward(self, x: Tensor) -> Tensor:
+                tokens = tokens_of(x)
+                out = torch.empty_like(tokens)
+                torch.index_select(tokens, 1, torch.arange(144), out=out)
+                assert torch.equal(out, tokens)
+                return F.scaled_dot_product_attention(tokens, tokens, tokens)
+
+        assert operators_of(Given(), coordinates())[0][0].grid.sizes == (12, 12)
+
+
+class TestMixtures:
+    def test_a_mean_over_the_image_is_no_token(self) -> None:
+        class Pooled(nn.Module):
+            def forward(self, x: Tensor) -> Tensor:
+                tokens = patches(x, 8).flatten(1, 2)  # 3 x 3: the mean is at the middle token
+                tokens = torch.cat([tokens.mean(1, keepdim=True), tokens], 1)
+                return F.scaled_dot_product_attention(tokens, tokens, tokens)
+
+        ((operator, _, _),) = operators_of(Pooled(), coordinates())
+        assert (operator.grid.sizes, operator.prefix) == ((3, 3), 1)
+
+    @pytest.mark.parametrize("first", [True, False])
+    def test_sums_over_different_tokens_are_refused(self, first: bool) -> None:
+        class Mixed(nn.Module):
+            def forward(self, x: Tensor) -> Tensor:
+                tokens = tokens_of(x)
+                mixed = tokens + tokens.flip(1)
+                query = mixed + tokens if first else tokens + mixed
+                return F.scaled_dot_product_attention(query, tokens, tokens)
+
+        with pytest.raises(ValueError, match="combine different positions"):
+            operators_of(Mixed(), coordinates())
+
+    def test_maps_that_follow_each_other_are_one(self) -> None:
+        class Twice(nn.Module):
+            seen: Tensor
+
+            def forward(self, x: Tensor) -> Tensor:
+                tokens = tokens_of(x)
+                maps = (tokens @ tokens.mT / 100).softmax(-1)
+                self.seen = maps @ maps
+                return self.seen @ tokens
+
+        model = Twice()
+        ((_, rows, _),) = operators_of(model, coordinates())
+        torch.testing.assert_close(rows[:, 0], model.seen)
+
+    def test_masks_of_single_heads(self) -> None:
+        class Masked(nn.Module):
+            seen: Tensor
+
+            def forward(self, x: Tensor) -> Tensor:
+                tokens = tokens_of(x)
+                mask = torch.randn(2, 144, 144, dtype=x.dtype, generator=torch.Generator().manual_seed(0))
+                self.seen = (tokens @ tokens.mT + mask).softmax(-1)
+                return F.scaled_dot_product_attention(tokens, tokens, tokens, attn_mask=mask, scale=1.0)
+
+        model = Masked()
+        ((_, rows, _),) = operators_of(model, coordinates())
+        torch.testing.assert_close(rows[:, 0], model.seen)
+
+    @pytest.mark.parametrize("frames_first", [True, False])
+    def test_videos(self, frames_first: bool) -> None:
+        class Video(nn.Module):
+            def forward(self, x: Tensor) -> Tensor:
+                x = x.movedim(1, 2) if frames_first else x
+                tokens = F.avg_pool3d(x, 2).flatten(2).mT
+                return F.scaled_dot_product_attention(tokens, tokens, tokens)
+
+        shape = (2, 6, 3, 8, 10) if frames_first else (2, 3, 6, 8, 10)
+        assert operators_of(Video(), torch.randn(shape))[0][0].grid.sizes == (3, 4, 5)
+
+    def test_inference_mode(self) -> None:
+        model = Planted(windows, fused=False)
+        inner = model.forward
+        model.forward = torch.inference_mode()(inner)  # type: ignore[method-assign]
+        ((_, rows, _),) = operators_of(model, coordinates())
+        assert model.seen is not None
+        torch.testing.assert_close(rows, expected_rows(*model.seen, images=2), rtol=0, atol=1e-9)
+
+    def test_images_that_occur_twice_are_no_heads(self) -> None:
+        class Twice(nn.Module):
+            num_heads = 1
+
+            def forward(self, x: Tensor) -> Tensor:
+                tokens = tokens_of(torch.cat([x, x]))
+                return F.scaled_dot_product_attention(tokens, tokens, tokens)
+
+        with pytest.raises(ValueError, match=r"attends 2 times, more often than it has heads \(1\)"):
+            operators_of(Twice(), coordinates())

@@ -221,7 +221,7 @@ class TestLayers:
         result = replace_heads(model, images(), count=3)
         assert {entry.layer for entry in result.candidates} == {"blocks.0.attn", "blocks.1.attn"}
         assert list(result.passed_over) == ["attn_pool"]
-        assert re.search(r"\(1 per sequence\)", result.passed_over["attn_pool"])
+        assert re.search("none of its queries is a token of the image", result.passed_over["attn_pool"])
         assert isinstance(result.model.attn_pool, AttentionPool)
 
     def test_a_module_of_another_formula_too(self) -> None:

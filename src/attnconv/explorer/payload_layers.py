@@ -190,7 +190,7 @@ def _normalised(rows: Float[Tensor, "b h r m"]) -> tuple[Float16[Tensor, "b h r 
 def _tokens(name: str, grid: Grid, queries: Int[Tensor, "m"]) -> Int[Tensor, "m"]:
     flat = torch.zeros_like(queries)
     for axis, index in zip(grid.axes, grid.unravel(queries), strict=True):
-        place = index * axis.stride + axis.offset
+        place = axis.query_positions(index.device)[index]
         if axis.spacing > 1 or bool((place < 0).any() or (place >= axis.size).any()):
             got = f"queries from position {axis.offset} on {axis.size} tokens with spacing {axis.spacing}"
             fix = "Pass the names of other layers as `layers`."

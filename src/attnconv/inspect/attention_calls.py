@@ -42,8 +42,10 @@ class TokenRows:
         self.sequences, self.queries, self.keys = shape
         self.device, self.transient = device, transient
 
-    def rows(self, queries: Int[Tensor, "r"], sequences: Int[Tensor, "s"] | None = None) -> Float[Tensor, "s r tokens"]:
-        """Return the probabilities of queries in sequences (None for all sequences), in float32 or higher precision."""
+    def rows(
+        self, queries: Int[Tensor, "r"], sequences: Int[Tensor, "r"] | None = None
+    ) -> Float[Tensor, "s r tokens"] | Float[Tensor, "r tokens"]:
+        """Return the probabilities of queries in all sequences, or each in the given sequence, in float32 or better."""
         if self._compute is None:
             fix = "Use visit_attention, or enable the model's fused attention."
             raise ValueError(f"operator: must be used inside `visit`, not after it, if attention is not fused. {fix}")
@@ -67,26 +69,28 @@ def product_rows(
     dtype, shared = score_dtype(query.dtype), query.shape[-3] // key.shape[-3]
     mask = None if mask is None else mask[(None,) * (query.dim() - mask.dim())]
 
-    def of(tensor: Tensor, sequences: Tensor | None) -> Tensor:
-        """Select sequences of a tensor, which may be shared by some of them."""
+    def of(tensor: Tensor, queries: Tensor | None, sequences: Tensor | None) -> Tensor:
+        """Select queries and sequences of a tensor, which may be shared by some of them."""
         if sequences is None:
-            return tensor
+            one = queries is None or tensor.shape[-2] == 1
+            return tensor if one else tensor.index_select(-2, queries)  # type: ignore[arg-type]
         places = torch.unravel_index(sequences, sizes[:-1])
-        return tensor[tuple(place % size for place, size in zip(places, tensor.shape[:-2], strict=True))]
+        index = [place % size for place, size in zip(places, tensor.shape[:-2], strict=True)]
+        rows = slice(None) if queries is None else queries[:, None] % tensor.shape[-2]
+        return tensor[(*(each[:, None] for each in index), rows)] if queries is not None else tensor[tuple(index)]
 
     def compute(queries: Tensor, sequences: Tensor | None) -> Tensor:
         with full_precision(query.device):
             keys = key if shared == 1 else key.repeat_interleave(shared, -3)  # grouped-query attention
-            some = of(query, sequences).index_select(-2, queries).to(dtype) * factor
-            scores = _products(some, of(keys, sequences).to(dtype))
+            some = of(query, queries, sequences).to(dtype) * factor
+            scores = _products(some, of(keys, None, sequences).to(dtype))
             if mask is not None:
-                rows = of(mask, sequences)
-                rows = rows if rows.shape[-2] == 1 else rows.index_select(-2, queries)
+                rows = of(mask, queries, sequences)
                 scores = scores.masked_fill(~rows, -torch.inf) if rows.dtype == torch.bool else scores + rows
             if is_causal:
                 later = torch.arange(key.shape[-2], device=query.device) > queries[:, None]
-                scores = scores.masked_fill(later, -torch.inf)
-            return _softmax(scores).flatten(0, -3)
+                scores = scores.masked_fill(later if sequences is None else later[:, None], -torch.inf)
+            return _softmax(scores).flatten(0, -3) if sequences is None else _softmax(scores)[:, 0]
 
     return TokenRows(compute, (math.prod(sizes[:-1]), sizes[-1], key.shape[-2]), query.device)
 
@@ -99,8 +103,8 @@ def map_rows(maps: Float[Tensor, "s n m"]) -> TokenRows:
         raise UnreadableError("it changes or mixes its maps after the softmax, so that rows do not sum to 1")
 
     def compute(queries: Tensor, sequences: Tensor | None) -> Tensor:
-        some = maps if sequences is None else maps[sequences]
-        return some.index_select(1, queries).to(score_dtype(maps.dtype))
+        some = maps.index_select(1, queries) if sequences is None else maps[sequences, queries]
+        return some.to(score_dtype(maps.dtype))
 
     return TokenRows(compute, tuple(maps.shape), maps.device, transient=True)
 
@@ -109,11 +113,15 @@ def gated_rows(content: TokenRows, position: AttentionOperator, gate: Float[Tens
     """Return ConViT's rows, (1 - gate) content + gate position, normalised (d'Ascoli et al., 2021, equation 6)."""
 
     def compute(queries: Tensor, sequences: Tensor | None) -> Tensor:
-        rows = content.rows(queries, sequences)
+        rows, places = content.rows(queries, sequences), position.rows(queries)[0]  # (h, r, m)
         heads = torch.arange(content.sequences, device=gate.device) if sequences is None else sequences
         heads = heads % len(gate)
-        share = gate.to(rows.dtype)[heads, None, None]
-        mixed = (1 - share) * rows + share * position.rows(queries)[0][heads]
+        share = gate.to(rows.dtype)[heads, None]
+        if sequences is None:
+            share, places = share[..., None], places[heads]
+        else:
+            places = places[heads, torch.arange(len(queries), device=heads.device)]
+        mixed = (1 - share) * rows + share * places
         return mixed / mixed.sum(-1, keepdim=True)
 
     return TokenRows(compute, (content.sequences, content.queries, content.keys), content.device)
@@ -178,15 +186,15 @@ def _kernel_call(*args: Any, **named: Any) -> dict[str, Any]:
 
 def _read_kernel(*args: Any, **named: Any) -> TokenRows:
     call = _kernel_call(*args, **named)
-    query, key = call["query"], call["key"]
+    query, key, mask = call["query"], call["key"], call.get("attn_mask")
     if query.is_nested or key.is_nested:
         raise UnreadableError("it uses nested tensors")
-    if query.dim() == 3:
+    if query.dim() == 3:  # without an axis for heads
         query, key = query[:, None], key[:, None]
+        mask = mask[:, None] if mask is not None and mask.dim() == 3 else mask
     if query.dim() < 3 or query.shape[:-3] != key.shape[:-3]:
         raise UnreadableError(f"its queries have shape {tuple(query.shape)}, and its keys {tuple(key.shape)}")
-    mask, is_causal = call.get("attn_mask"), call.get("is_causal", False)
-    return product_rows(query, key, mask=mask, scale=call.get("scale"), is_causal=is_causal)
+    return product_rows(query, key, mask=mask, scale=call.get("scale"), is_causal=call.get("is_causal", False))
 
 
 def _kernel_places(positions: TokenPositions, *args: Any, **named: Any) -> Places:

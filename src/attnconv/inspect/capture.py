@@ -32,6 +32,8 @@ from attnconv.operators.dense import Dense
 # timm's modules whose fused attention subtracts the outputs of two calls.
 DIFFERENCES = ("DiffAttention", "DiffParallelScalingBlock")
 
+HEADS = ("num_heads", "num_attention_heads", "heads", "n_heads", "n_head")  # attributes with the number of heads
+
 # Errors that this library raises about an argument; all other errors in a forward pass come from the model.
 _OWN_ERRORS = re.compile(r"(images|model(\.\S*)?|layers|grid|prefix|queries|options|kernel_size|position_length): ")
 _OTHER_ARGUMENTS = re.compile("unexpected keyword|missing .* required")
@@ -89,6 +91,7 @@ def visit_attention(
         visit(name, operator)
 
     with (
+        torch.inference_mode(False),
         torch.no_grad(),
         evaluating(model),
         changing_attention(model, look, grid=grid, prefix=prefix, layers=layers, unreadable=unreadable),
@@ -271,7 +274,7 @@ class _Visit:
         images = next(value for value in (*args, *named.values()) if isinstance(value, Tensor))
         self.images = len(images)
         if images.dim() > 3:
-            self.positions.start(images, tuple(images.shape[2:]), None)
+            self.positions.start(images)
         elif images.dim() == 3 and self.grid is not None:
             self.positions.start(images, self.grid, self._before(images.shape[1], tuple(images.shape)))
 
@@ -357,8 +360,8 @@ class _Visit:
             if type(frame.module).__name__ in DIFFERENCES:
                 raise UnreadableError("its attention is the difference of two softmaxes")
             rows = _with_gate(frame, read())
-            if keys is not None and queries is None:
-                raise UnreadableError(f"none of its queries ({rows.queries} per sequence) is a token of the image")
+            if (queries is None) != (keys is None):
+                raise UnreadableError(f"none of its {'keys' if keys is None else 'queries'} is a token of the image")
             codes = self.positions.codes
             if queries is None or keys is None:
                 if self.grid is None or rows.sequences % self.images or rows.queries != rows.keys:
@@ -368,11 +371,16 @@ class _Visit:
                 tokens = codes.of_tokens(self.images, rows.keys, before, rows.device)
                 queries = keys = tokens.repeat_interleave(rows.sequences // self.images, 0)
             operator = TokenOperator(rows, layout_of(codes, queries, keys, self.images))
+            heads = next((each for name in HEADS if isinstance(each := getattr(frame.module, name, None), int)), None)
+            if heads is not None and operator.heads > heads:
+                raise UnreadableError(
+                    f"each query attends {operator.heads} times, more often than it has heads ({heads})"
+                )
         except UnreadableError as error:
             self._refuse(frame.name, frame.module, str(error))
             return None
         other = self._hand_over(frame.name, operator)
-        rows.release()
+        operator.release()
         return other
 
     def _wanted(self, name: str) -> bool:

@@ -123,7 +123,7 @@ def _maps_of(name: str, operator: AttentionOperator, places: Sequence[tuple[floa
     indices = [[int(part * size) for part, size in zip(place, grid.query_sizes, strict=True)] for place in places]
     rows = operator.rows([row * grid.query_sizes[1] + column for row, column in indices]).double().mean(0)  # h r m
     lines = (
-        [(axis.stride * index + axis.offset) / axis.spacing for index in along]
+        [int(axis.query_positions()[index]) / axis.spacing for index in along]
         for axis, along in zip(grid.axes, zip(*indices, strict=True), strict=True)
     )
     positions = tuple(zip(*lines, strict=True))

@@ -151,7 +151,7 @@ def _row_moments(
 def _shifts(axis: Axis, index: Int[Tensor, "r"]) -> Int[Tensor, "r m"]:
     """Return the shifts from the given queries to all keys of the image along one axis."""
     keys = torch.arange(axis.size, device=index.device) * axis.spacing
-    return keys - (axis.stride * index + axis.offset)[:, None]
+    return keys - axis.query_positions(index.device)[index, None]
 
 
 def _along(joint: Tensor, *axes: int) -> Tensor:

@@ -81,7 +81,9 @@ class _Tokens:
     def of(codes: PositionCodes, places: Float[Tensor, "s n"], name: str) -> "_Tokens":
         shown = places > NONE
         if bool((places == SEVERAL).any()):
-            raise UnreadableError(f"its {name} combine tokens from different positions")
+            raise UnreadableError(
+                f"its {name} combine different positions, or it attends to channels instead of tokens"
+            )
         if not bool(shown.any()):
             raise UnreadableError(f"none of its {name} ({places.shape[1]} per sequence) is a token of the image")
         image, *parts = codes.read(places)

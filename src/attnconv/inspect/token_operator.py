@@ -38,6 +38,7 @@ class TokenOperator(AttentionOperator):
         self._source, self._layout, self.device = source, layout, source.device
         self.grid, (self.batch, self.heads, _) = layout.grid, layout.places.shape
         self.prefix, self.suffix, self.window = layout.prefix, layout.suffix, layout.window
+        self._latest: tuple[Tensor, tuple[Tensor, Tensor]] | None = None  # queries and result of `_split`
 
     def rows(self, queries: Queries) -> Float[Tensor, "#b h r m"]:
         return self._split(queries)[0]
@@ -60,8 +61,10 @@ class TokenOperator(AttentionOperator):
         `tokens` are indices from 0 (usually the class token) to `prefix` - 1; other indices raise a `ValueError`.
         """
         indices("tokens", tokens.tolist(), self.prefix)
-        sequences = self._layout.places[:, :, 0] // self._source.queries
-        rows = self._source.rows(tokens, sequences.flatten())[..., self.prefix : self.prefix + self.grid.key_count]
+        count = self.grid.key_count
+        if self.prefix == 0:
+            return torch.zeros(self.batch, self.heads, 0, count, device=self.device)
+        rows = self._source.rows(tokens)[..., self.prefix : self.prefix + count]
         return rows.unflatten(0, (self.batch, self.heads))
 
     def token_rows(self) -> Float[Tensor, "s tokens tokens"]:
@@ -88,21 +91,33 @@ class TokenOperator(AttentionOperator):
         length = max(1, BLOCK // (self._source.sequences * self._source.keys))
         return all_queries(self.grid, self.device).split(length)
 
+    def release(self) -> None:
+        """Free what is stored only while the layer runs."""
+        self._latest = None
+        self._source.release()
+
     def _split(self, queries: Queries) -> tuple[Tensor, Tensor]:
-        """Return the probabilities of the image's tokens, (b, h, r, m), and the sum of all others, (b, h, r)."""
+        """Return the probabilities of the image's tokens, (b, h, r, m), and the sum of all others, (b, h, r).
+
+        Statistics ask for the same queries several times.
+        """
         chosen = query_indices(queries, self.grid, self.device)
+        if self._latest is None or not torch.equal(self._latest[0], chosen):
+            self._latest = chosen, self._computed(chosen)
+        return self._latest[1]
+
+    def _computed(self, chosen: Int[Tensor, "r"]) -> tuple[Tensor, Tensor]:
         count, places = self.grid.key_count, self._layout.places
         if self.window is None:
             rows = self._source.rows(chosen + int(places[0, 0, 0])).unflatten(0, (self.batch, self.heads))
             stop = self.prefix + count
             return rows[..., self.prefix : stop], rows[..., : self.prefix].sum(-1) + rows[..., stop:].sum(-1)
-        # Only the sequences that contain these queries are computed.
         places = places[:, :, chosen]
-        sequences, which = torch.unique(places // self._source.queries, return_inverse=True)
-        inside, where = torch.unique(places % self._source.queries, return_inverse=True)
-        rows = self._source.rows(inside, sequences)[which, where]  # (b, h, r, tokens)
+        sequences = places // self._source.queries
+        rows = self._source.rows((places % self._source.queries).flatten(), sequences.flatten())
+        rows = rows.unflatten(0, places.shape)  # (b, h, r, tokens)
         # Attention to other tokens is collected in one extra column after the last one.
         keys = self._layout.keys[sequences]
-        columns = keys.where(keys >= 0, count)[which]
+        columns = keys.where(keys >= 0, count)
         out = rows.new_zeros(*rows.shape[:-1], count + 1).scatter_add_(-1, columns, rows)
         return out[..., :count], out[..., count]

@@ -26,6 +26,7 @@ from attnconv.grid import Grid
 UNIT = 4  # steps per pixel, since the centres of kernels of even size are between pixels
 AROUND = 4  # positions range over this many image sizes, around the image
 NONE, SEVERAL = 0.0, -1.0  # codes of entries that are not from the image, and of sums over different positions
+COLOURS = (1, 3, 4)  # numbers of channels by which they are recognised in videos
 CHANNELS = "it attends to channels instead of tokens"
 LINEAR = "it sums over tokens before it combines them with queries, so it has no attention map"
 
@@ -87,21 +88,26 @@ class PositionCodes:
         return [float(each.diff().min()) if len(each) > 1 else math.inf for each in values]
 
     def centre(self, codes: Tensor, *dims: int) -> Tensor:
-        """Return the centre of the smallest box that contains all positions along some axes, which get size 1."""
+        """Return the centre of the smallest box that contains all positions along some axes, which get size 1.
+
+        If this is the same position for all entries, the whole image was summed: the result has no position.
+        """
         codes = _thin(codes, *dims)
         if all(codes.shape[dim] == 1 for dim in dims):
             return codes
         least = torch.where(codes == NONE, torch.inf, codes).amin(dims, keepdim=True)
-        most = codes.amax(dims, keepdim=True)
-        if bool(((least == most) | (most == NONE)).all()):
-            return most
-        inside, ends = codes != NONE, []
+        most, several = codes.amax(dims, keepdim=True), (codes == SEVERAL).any(dims, keepdim=True)
+        if bool(((least == most) | (most == NONE) | several).all()):
+            return torch.where(several, SEVERAL, most)
+        inside, ends = codes > NONE, []
         for part in self.read(codes):
             first = part.where(inside, torch.inf).amin(dims, keepdim=True)
             ends.append((first, part.where(inside, -torch.inf).amax(dims, keepdim=True)))
-        several = (ends[0][0] != ends[0][1]) | (codes == SEVERAL).any(dims, keepdim=True)  # or several images
-        middle = self.write(ends[0][0], *((first + last) / 2 for first, last in ends[1:]))
-        return torch.where(most == NONE, NONE, torch.where(several, SEVERAL, middle))
+        middle = [(first + last) / 2 for first, last in ends[1:]]
+        if all(len(part[most > NONE].unique()) == 1 for part in middle):  # a mean over the whole image is no token
+            return torch.where(several, SEVERAL, NONE)
+        several |= (ends[0][0] != ends[0][1]) & (most > NONE)  # several images
+        return torch.where(several, SEVERAL, torch.where(most == NONE, NONE, self.write(ends[0][0], *middle)))
 
     def agreed(self, first: Tensor, second: Tensor) -> Tensor:
         """Return the common positions of two tensors of the same shape, such as the terms of a sum.
@@ -122,7 +128,8 @@ class PositionCodes:
                 apart = [(a - b).abs() for a, b in zip(self.read(one), self.read(two), strict=True)]
                 far = torch.stack([gap >= step for gap, step in zip(apart, (1.0, *steps[0]), strict=True)]).any(0)
                 one = torch.where(differ & far, SEVERAL, one)
-        return torch.where(one == NONE, two, one).expand(first.shape)
+        found = torch.where(one == NONE, two, one)
+        return torch.where((one == SEVERAL) | (two == SEVERAL), SEVERAL, found).expand(first.shape)
 
     def resampled(self, codes: Tensor, places: Sequence[Tensor]) -> Tensor:
         """Return codes (..., *sizes) at places between the entries along each of the last axes, or outside.
@@ -187,13 +194,18 @@ class TokenPositions(TorchDispatchMode):
         self.lost: dict[str, None] = {}  # operations after which positions are unknown
         self._attention = attention
 
-    def start(self, images: Tensor, sizes: tuple[int, ...], before: int | None) -> None:
-        """Set the positions of images, (b, c, *sizes), or of tokens, (b, tokens, c), with `before` others first."""
-        self.codes = PositionCodes(sizes)
-        if before is None:
-            codes = self.codes.of_images(len(images), images.device)[:, None]
-        else:
+    def start(self, images: Tensor, sizes: tuple[int, ...] = (), before: int = 0) -> None:
+        """Set the positions of images, or of tokens, (b, tokens, c), with given sizes and `before` others first.
+
+        Images have the shape (b, c, *sizes); those of a video may also have the shape (b, frames, c, *sizes).
+        """
+        if sizes:
+            self.codes = PositionCodes(sizes)
             codes = self.codes.of_tokens(len(images), images.shape[1], before, images.device)[..., None]
+        else:
+            channels = 2 if images.dim() == 5 and images.shape[2] in COLOURS and images.shape[1] not in COLOURS else 1
+            self.codes = PositionCodes((*images.shape[1:channels], *images.shape[channels + 1 :]))
+            codes = self.codes.of_images(len(images), images.device).unsqueeze(channels)
         self.put(images, Positions(codes))
 
     @contextmanager
@@ -214,11 +226,14 @@ class TokenPositions(TorchDispatchMode):
         found = self.of(tensor)
         if found is None or found.columns is not None or found.summed:
             return None
-        return self.codes.centre(found.codes, -1)[..., 0]
+        made = self.codes.centre(found.codes, -1)[..., 0]
+        if bool((made == NONE).all()) and not _even(found.codes, -1):  # rows that extend over the whole image: channels
+            return torch.full_like(made, SEVERAL)
+        return made
 
     def put(self, tensor: Any, positions: Positions) -> None:
         """Set the positions of a tensor; ignored if the shapes do not match."""
-        if not isinstance(tensor, Tensor) or not (tensor.is_floating_point() or tensor.is_complex()):
+        if not isinstance(tensor, Tensor) or tensor.dtype == torch.bool:
             return
         shape, given = tuple(tensor.shape), tuple(positions.codes.shape)
         matches = len(shape) == len(given) and all(b in (1, a) for a, b in zip(shape, given, strict=True))
@@ -230,6 +245,8 @@ class TokenPositions(TorchDispatchMode):
         if self.lost:
             return f"the positions of its tokens are lost in the operation {', '.join(self.lost)}"
         return "its tokens do not come from the images; pass grid=(height, width) if the input consists of tokens"
+
+    supports_higher_order_operators = True
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -243,25 +260,84 @@ class TokenPositions(TorchDispatchMode):
         known = [] if self.paused else [(each, self.known[each]) for each in _tensors(args) if each in self.known]
         if not known:
             return func(*args, **kwargs)
+        if not isinstance(func, torch._ops.OpOverload):  # flex_attention, for example
+            self.lost.setdefault(str(func))
+            return func(*args, **kwargs)
+        rule = _rule(func)
+        if rule is None and func.overloadpacket not in PRODUCTS:  # operations are not decomposed in inference mode
+            with self:
+                parts = func.decompose(*args, **kwargs)
+            if parts is not NotImplemented:
+                return parts
         with self.pause():
             if func.overloadpacket in PRODUCTS:
                 return self._product(func, args, kwargs)
-            out = func(*args, **kwargs)
-            rule = _rule(func)
-            if rule is None:
-                self.lost.setdefault(str(func.overloadpacket).removeprefix("aten."))
+            if rule is _write:  # positions are written before the values
+                found: Any = _write(Call(self.codes, func, args, kwargs, args[:1], known))
+                out = func(*args, **kwargs)
+                self._overwrite(out, found)
                 return out
+            out = func(*args, **kwargs)
             outs = out if isinstance(out, (tuple, list)) else (out,)
-            found = rule(Call(self.codes, func, args, kwargs, outs, known))
+            if not all(isinstance(each, Tensor) for each in outs):  # such as that of `torch.equal`
+                return out
+            if rule is None or "out" in kwargs:
+                self.lost.setdefault(str(func.overloadpacket).removeprefix("aten."))
+                found = None
+            else:
+                found = rule(Call(self.codes, func, args, kwargs, outs, known))
+            if "out" in kwargs or _writes(func):
+                self._overwrite(outs[0], found)
+                return out
             for each, positions in zip(outs, found if isinstance(found, list) else [found] * len(outs), strict=True):
                 if positions is not None:
                     self.put(each, positions)
             return out
 
+    def _overwrite(self, written: Tensor, positions: Positions | None) -> None:
+        """Set the positions of a tensor that was changed in place, and of all tensors that share its memory."""
+        storage = written.untyped_storage()
+        shares = [each for each in self.known if each.untyped_storage()._cdata == storage._cdata]
+        base = written._base
+        if base is not None and not any(each is base for each in shares):
+            shares.append(base)
+        old = self.known.pop(written, None)
+        if positions is not None:
+            self.put(written, positions)
+        now = self.of(written)
+        if all(each is written for each in shares) or (old and now and _equal(old.codes, now.codes)):
+            return
+        size = storage.nbytes() // written.element_size()
+        for each in shares:
+            before = self.known.pop(each, None) if each is not written else None
+            if (
+                each is written
+                or now is None
+                or now.columns is not None
+                or each.element_size() != written.element_size()
+            ):
+                continue
+            memory = torch.full((size,), NONE, dtype=torch.float64, device=written.device)
+            place = (each.size(), each.stride(), each.storage_offset())
+            if before is not None:
+                memory.as_strided(*place).copy_(before.codes)
+            memory.as_strided(written.size(), written.stride(), written.storage_offset()).copy_(now.codes)
+            self.put(each, Positions(memory.as_strided(*place).clone()))
+
     def _product(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Follow a matrix product: along the last axis of the first factor, and the last but one of the second."""
         at = PRODUCTS[func.overloadpacket]
         factors = [self.of(args[at]), self.of(args[at + 1])]
+        if all(factor is not None and factor.columns is not None for factor in factors):  # maps that follow each other
+            out = func(*args, **kwargs)
+            rows, columns = (self.of(args[at + side]) for side in range(2))
+            assert rows is not None
+            assert columns is not None
+            assert columns.columns is not None
+            self.put(
+                out, Positions(rows.codes[..., :1].expand(out.shape), columns.columns[..., :1, :].expand(out.shape))
+            )
+            return out
         for side, (factor, dim) in enumerate(zip(factors, (-1, -2), strict=True)):
             if factor is None or factor.columns is None:
                 continue
@@ -339,6 +415,10 @@ def _even(codes: Tensor, dim: int) -> bool:
     return bool(((thin == thin.amax(dim, keepdim=True)) | (thin == NONE)).all())
 
 
+def _equal(first: Tensor, second: Tensor) -> bool:
+    return torch.equal(*(_thin(each, *range(each.dim())) for each in (first, second)))
+
+
 def _thin(codes: Tensor, *dims: int) -> Tensor:
     """Shorten those of the given axes that have stride 0 to size 1."""
     for dim in dims:
@@ -386,8 +466,30 @@ def _softmax(call: Call) -> Positions | None:
     return None if found is None else Positions(found.codes, found.columns, found.summed, softmax=True)
 
 
-def _copy(call: Call) -> Positions | None:
-    return call.known[-1][1] if call.known[-1][0] is call.args[1] else None
+def _write(call: Call) -> Positions | None:
+    """Write positions in place, as the operation writes values; called before the operation."""
+    target, *others = call.args
+    positions = {id(each): found for each, found in call.known}
+    before = positions.get(id(target))
+    if before is not None and before.columns is not None:  # scores whose entries are masked
+        return before
+
+    def codes_of(value: Any) -> Any:
+        if not isinstance(value, Tensor) or not value.is_floating_point():
+            return NONE if isinstance(value, float) else value
+        found = positions.get(id(value))
+        return (
+            torch.full((), NONE, dtype=torch.float64, device=value.device).expand(value.shape)
+            if found is None
+            else found.codes
+        )
+
+    made = codes_of(target).clone(memory_format=torch.contiguous_format)
+    if call.func.overloadpacket in (aten.fill_, aten.zero_):
+        made.zero_()
+    else:
+        call.func(made, *(codes_of(value) for value in others), **call.kwargs)
+    return Positions(made)
 
 
 def _complex(call: Call) -> Positions | None:
@@ -445,6 +547,8 @@ def _move(call: Call) -> Positions | None:
 
 def _turn(call: Call) -> Positions | None:
     """Roll or flip the positions along axes where they differ."""
+    if not call.named()["dims"]:  # roll all entries in order
+        return _move(call)
     return call.first and call.first.changed(
         lambda codes: call.func(_thin(codes, *range(codes.dim())), *call.args[1:], **call.kwargs)
     )
@@ -593,6 +697,7 @@ RULES: dict[Any, Rule] = {
             aten.gather,
             aten.index,
             aten.repeat,
+            aten.rot90,
             aten.im2col,
             aten.pixel_shuffle,
             aten.pixel_unshuffle,
@@ -622,6 +727,8 @@ RULES: dict[Any, Rule] = {
         ),
         _scale: (
             aten.upsample_nearest2d,
+            aten._upsample_nearest_exact2d,
+            aten.upsample_trilinear3d,
             aten.upsample_bilinear2d,
             aten.upsample_bicubic2d,
             aten._upsample_bilinear2d_aa,
@@ -629,11 +736,33 @@ RULES: dict[Any, Rule] = {
         ),
         _convolve: (aten.convolution,),
         _complex: (aten.view_as_complex, aten.view_as_real),
-        _copy: (aten.copy_,),
-        _combine: (aten.hardswish, aten.hardswish_, aten.hardsigmoid, aten.hardtanh, aten.hardtanh_),
+        _write: (
+            aten.copy_,
+            aten.fill_,
+            aten.zero_,
+            aten.index_put_,
+            aten.index_copy_,
+            aten.scatter_,
+            aten.masked_scatter_,
+        ),
+        _combine: (
+            aten.hardswish,
+            aten.hardswish_,
+            aten.hardsigmoid,
+            aten.hardtanh,
+            aten.hardtanh_,
+            aten._prelu_kernel,
+        ),
     }.items()
     for packet in packets
 }
+
+
+def _writes(func: Any) -> bool:
+    """Return whether an operation changes its first argument."""
+    arguments = func._schema.arguments
+    alias = arguments[0].alias_info if arguments else None
+    return alias is not None and bool(alias.is_write)
 
 
 def _rule(func: Any) -> Rule | None:
