@@ -10,8 +10,8 @@ from torch.nn import functional as F
 from attnconv import SelfAttention2d
 from attnconv.inspect import TokenOperator, attention_moments, attention_operators, visit_attention
 from attnconv.inspect.attention_calls import product_rows
+from attnconv.inspect.position_codes import PositionCodes
 from attnconv.inspect.token_layout import TokenLayout, layout_of
-from attnconv.inspect.token_positions import PositionCodes
 from attnconv.layers import GatedPositionalAttention
 from attnconv.operators.base import AttentionOperator
 from tests.tolerances import tolerance

@@ -1,7 +1,8 @@
 """Intercept the attention calls of a running model and compute their rows on demand from the model's own tensors.
 
-PyTorch's attention functions are intercepted here. Attention that a model computes is found by `token_positions`.
-Under a function mode, nn.MultiheadAttention and nn.TransformerEncoder do not use their inference fast path.
+PyTorch's attention functions are intercepted here. Attention that a model computes itself is found by
+`token_positions`. Under a function mode, nn.MultiheadAttention and nn.TransformerEncoder do not use their inference
+fast path.
 """
 
 import inspect
@@ -15,7 +16,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from attnconv.inspect.token_positions import Positions, TokenPositions
+from attnconv.inspect.position_codes import Positions
+from attnconv.inspect.token_positions import TokenPositions
 from attnconv.operators.base import AttentionOperator, full_precision, score_dtype
 
 KERNEL_ARGUMENTS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")

@@ -21,9 +21,10 @@ from attnconv._util.errors import bad
 from attnconv._util.module_state import evaluating
 from attnconv._util.value_checks import check_dense, check_module, check_tensor, is_index, whole
 from attnconv.inspect.attention_calls import AttentionCalls, TokenRows, UnreadableError, gated_rows, map_rows
+from attnconv.inspect.position_codes import PositionCodes
 from attnconv.inspect.token_layout import layout_of
 from attnconv.inspect.token_operator import TokenOperator
-from attnconv.inspect.token_positions import PositionCodes, TokenPositions, at_queries
+from attnconv.inspect.token_positions import TokenPositions, at_queries
 from attnconv.layers.gated_positional import GatedPositionalAttention
 from attnconv.layers.self_attention import SelfAttention
 from attnconv.operators.base import AttentionOperator
@@ -53,8 +54,9 @@ def visit_attention(
     """Run a model once and call a function with the operator of each attention layer, just before the layer runs.
 
     Supports layers from this library, vision transformers from timm, torchvision and Hugging Face,
-    nn.MultiheadAttention, and all modules that call PyTorch's attention functions or a softmax over keys. The operator
-    of a layer from another library is a `TokenOperator`. Errors in the forward pass propagate unchanged.
+    nn.MultiheadAttention, and all modules that call PyTorch's attention functions, or that multiply values with maps
+    computed from products of queries and keys. The operator of a layer from another library is a `TokenOperator`.
+    Errors in the forward pass propagate unchanged.
 
     Args:
         model: Any module. It runs in evaluation mode and without gradients; its mode is restored.
@@ -360,16 +362,18 @@ class _Visit:
             if type(frame.module).__name__ in DIFFERENCES:
                 raise UnreadableError("its attention is the difference of two softmaxes")
             rows = _with_gate(frame, read())
-            if (queries is None) != (keys is None):
-                raise UnreadableError(f"none of its {'keys' if keys is None else 'queries'} is a token of the image")
             codes = self.positions.codes
-            if queries is None or keys is None:
+            if queries is None and keys is None:
                 if self.grid is None or rows.sequences % self.images or rows.queries != rows.keys:
                     raise UnreadableError(self.positions.why())
                 codes = PositionCodes(self.grid)
                 before = self._before(rows.keys, (rows.sequences, rows.keys))
                 tokens = codes.of_tokens(self.images, rows.keys, before, rows.device)
                 queries = keys = tokens.repeat_interleave(rows.sequences // self.images, 0)
+            if queries is None:  # such as the learned query of attention pooling
+                queries = codes.of_others(rows.sequences, rows.queries, rows.device)
+            if keys is None:
+                keys = codes.of_others(rows.sequences, rows.keys, rows.device)
             operator = TokenOperator(rows, layout_of(codes, queries, keys, self.images))
             heads = next((each for name in HEADS if isinstance(each := getattr(frame.module, name, None), int)), None)
             if heads is not None and operator.heads > heads:
@@ -427,7 +431,9 @@ class _Visit:
             fix = f"Names of all attention modules: {', '.join(self.present) or 'none'}."
             raise ValueError(bad("layers", requirement, repr(missing), fix))
         if not self.seen and not self.refused:
-            fix = "It ran no layer from this library, no attention function of PyTorch and no softmax over keys."
+            fix = (
+                "It ran no layer from this library, no attention function of PyTorch and no product of maps and values."
+            )
             raise ValueError(bad("model", "must contain an attention layer", type(model).__name__, fix))
 
 

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from attnconv.grid import Axis, Grid
 from attnconv.inspect.attention_calls import UnreadableError
-from attnconv.inspect.token_positions import CHANNELS, NONE, SEVERAL, PositionCodes, line
+from attnconv.inspect.position_codes import NONE, SEVERAL, PositionCodes, line
+from attnconv.inspect.token_positions import CHANNELS
 
 
 @final
@@ -85,7 +86,7 @@ class _Tokens:
                 f"its {name} combine different positions, or it attends to channels instead of tokens"
             )
         if not bool(shown.any()):
-            raise UnreadableError(f"none of its {name} ({places.shape[1]} per sequence) is a token of the image")
+            raise UnreadableError(f"none of its {name} is a token of the image")
         image, *parts = codes.read(places)
         axes, index = [], torch.zeros_like(places)
         for part in parts:
