@@ -27,8 +27,9 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from attnconv._util.errors import bad
+from attnconv.inspect.chosen_queries import query_blocks
 from attnconv.inspect.exact_sums import ExactSum
-from attnconv.inspect.moments import AttentionMoments, attention_moments
+from attnconv.inspect.moments import AttentionMoments, RunningMoments
 from attnconv.inspect.shift_profiles import RunningShiftProfile, ShiftProfile
 from attnconv.operators.base import AttentionOperator, Queries
 
@@ -122,8 +123,15 @@ class RunningStatistics:
     @torch.no_grad()
     def add(self, operator: AttentionOperator, *, queries: Queries | None = None) -> None:
         """Add an operator; raise a `ValueError` if its grid or number of heads is not that of the first operator."""
-        self._profile.add(operator, queries=queries)  # first, since it checks the operator
-        moments = _packed(attention_moments(operator, queries=queries))
+        blocks = query_blocks(operator, queries)
+        running = RunningMoments(operator, all_queries=queries is None)
+        with self._profile.adding(operator) as add:
+            for some in blocks:
+                window = operator.window_rows(some)
+                add(some, window)
+                if running.needs_rows:
+                    running.add(some, window)
+        moments = _packed(running.result())
         self._moments += ExactSum.of(torch.stack((moments.nansum(0), (~moments.isnan()).sum(0))))
 
     def merge(self, other: "RunningStatistics") -> None:

@@ -24,9 +24,9 @@ import torch
 from jaxtyping import Bool, Float64, Int
 from torch import Tensor
 
-from attnconv.grid import Axis, Grid
+from attnconv.grid import Grid
 from attnconv.inspect.chosen_queries import BLOCK, query_blocks
-from attnconv.operators.base import AttentionOperator, LatticeOperator, Queries
+from attnconv.operators.base import AttentionOperator, LatticeOperator, Queries, WindowRows
 from attnconv.operators.kronecker import Kronecker
 from attnconv.operators.shift import Shift
 
@@ -45,8 +45,9 @@ class AttentionMoments:
         entropy: Mean entropy of a query's attention, (b, h) in nats.
         padding_mass: Mean attention outside the image (zero padding, class tokens) over all queries, (b, h), 0 to 1.
         content_share: Share of the variance of the probabilities that is due to differences between images, (h,), 0 to
-            1: W / (W + B), with W the mean variance over images, and B the mean variance over keys of the attention
-            averaged over images, both corrected for the number of images. None if the operator's batch size is 1.
+            1: W / (W + B), with W the mean variance over images, and B the mean variance over keys (in the query's
+            window) of the attention averaged over images, both corrected for the number of images. None if the
+            operator's batch size is 1.
     """
 
     centre: Float64[Tensor, "b h dims"]
@@ -78,41 +79,62 @@ def attention_moments(operator: AttentionOperator, *, queries: Queries | None = 
         >>> moments.covariance[0, 0].round(decimals=3).tolist()  # (m^2 - 1) / 12 per axis
         [[0.667, 0.0], [0.0, 1.25]]
     """
-    parts = _axis_operators(operator) if queries is None and operator.grid.dims > 1 else None
-    return _moments_of_rows(operator, query_blocks(operator, queries)) if parts is None else _product_moments(parts)
+    running = RunningMoments(operator, all_queries=queries is None)
+    for some in query_blocks(operator, queries) if running.needs_rows else ():
+        running.add(some, operator.window_rows(some))
+    return running.result()
 
 
-def _moments_of_rows(operator: AttentionOperator, blocks: Sequence[Tensor]) -> AttentionMoments:
-    """Compute the moments from their definition, one block of queries at a time."""
-    grid, dims = operator.grid, operator.grid.dims
-    padding = torch.zeros(operator.batch, operator.heads, dtype=torch.float64, device=operator.device)
-    with_mass, sums = torch.zeros_like(padding), padding.new_zeros(*padding.shape, dims + dims * dims + 2)
-    shares = padding.new_zeros(2, operator.heads)
-    # Lattice operators compute their rows again for the padding mass, which is 0 except under the border rule `zero`.
-    padded = not isinstance(operator, LatticeOperator) or any(axis.border == "zero" for axis in grid.axes)
-    for some in blocks:
-        rows = operator.rows(some).double()
-        moments, has_mass = _row_moments(grid, some, rows)
-        sums += moments.sum(2)
-        with_mass += has_mass.sum(2)
-        if padded:
-            padding += operator.padding_mass(some).double().sum(-1)
+@final
+class RunningMoments:
+    """Moments of one operator, from blocks of queries: `add` each block, then call `result`.
+
+    `needs_rows` is False if all queries are used and the operator is a product over axes; then `add` is not called.
+    """
+
+    def __init__(self, operator: AttentionOperator, *, all_queries: bool) -> None:
+        self._operator, dims = operator, operator.grid.dims
+        self._parts = _axis_operators(operator) if all_queries and dims > 1 else None
+        self.needs_rows = self._parts is None
+        self._queries = 0
+        self._padding = torch.zeros(operator.batch, operator.heads, dtype=torch.float64, device=operator.device)
+        self._with_mass = torch.zeros_like(self._padding)
+        self._sums = self._padding.new_zeros(*self._padding.shape, dims + dims * dims + 2)
+        self._shares = self._padding.new_zeros(2, operator.heads)
+        # Lattice operators compute their rows again for the padding mass, which is 0 except under the border rule
+        # `zero`.
+        borders = (axis.border for axis in operator.grid.axes)
+        self._padded = not isinstance(operator, LatticeOperator) or "zero" in borders
+
+    def add(self, queries: Int[Tensor, "r"], window: WindowRows) -> None:
+        operator = self._operator
+        moments, has_mass = _row_moments(window)
+        self._queries += len(queries)
+        self._sums += moments.sum(2)
+        self._with_mass += has_mass.sum(2)
+        if self._padded:
+            self._padding += operator.padding_mass(queries).double().sum(-1)
         if operator.batch > 1:
-            shares += _variances(rows)
-    content = None
-    if operator.batch > 1:  # W and B, with the bias of a finite number of images removed
-        within = shares[0] * operator.batch / (operator.batch - 1)
-        total = within + (shares[1] - within / operator.batch).clamp_min(0)
-        content = within / total.where(total > 0, 1)
-    centre, covariance, distance, entropy = (sums / with_mass[..., None]).split((dims, dims * dims, 1, 1), -1)
-    return AttentionMoments(
-        centre=centre,
-        covariance=covariance.unflatten(-1, (dims, dims)),
-        distance=distance.squeeze(-1),
-        entropy=entropy.squeeze(-1),
-        padding_mass=padding / sum(map(len, blocks)),
-        content_share=content,
-    )
+            self._shares += _variances(window)
+
+    def result(self) -> AttentionMoments:
+        if self._parts is not None:
+            return _product_moments(self._parts)
+        images, dims, content = self._operator.batch, self._operator.grid.dims, None
+        if images > 1:  # W and B, with the bias of a finite number of images removed
+            within = self._shares[0] * images / (images - 1)
+            total = within + (self._shares[1] - within / images).clamp_min(0)
+            content = within / total.where(total > 0, 1)
+        means = (self._sums / self._with_mass[..., None]).split((dims, dims * dims, 1, 1), -1)
+        centre, covariance, distance, entropy = means
+        return AttentionMoments(
+            centre=centre,
+            covariance=covariance.unflatten(-1, (dims, dims)),
+            distance=distance.squeeze(-1),
+            entropy=entropy.squeeze(-1),
+            padding_mass=self._padding / self._queries,
+            content_share=content,
+        )
 
 
 def _weights(rows: Float64[Tensor, "*lead m"]) -> tuple[Float64[Tensor, "*lead m"], Bool[Tensor, "*lead"]]:
@@ -122,36 +144,28 @@ def _weights(rows: Float64[Tensor, "*lead m"]) -> tuple[Float64[Tensor, "*lead m
     return rows / mass.where(has_mass, 1)[..., None], has_mass
 
 
-def _row_moments(
-    grid: Grid, queries: Int[Tensor, "r"], rows: Float64[Tensor, "b h r m"]
-) -> tuple[Float64[Tensor, "b h r moments"], Bool[Tensor, "b h r"]]:
+def _row_moments(window: WindowRows) -> tuple[Float64[Tensor, "b h r moments"], Bool[Tensor, "b h r"]]:
     """Compute each row's centre, covariance, distance and entropy (0 without mass), and which rows have mass."""
-    weights, has_mass = _weights(rows)
-    joint = weights.unflatten(-1, grid.sizes)
-    shifts = [_shifts(axis, index).double() for axis, index in zip(grid.axes, grid.unravel(queries), strict=True)]
-    lines = [_along(joint, axis) for axis in range(grid.dims)]
+    weights, has_mass = _weights(window.rows.flatten(3))
+    joint, dims = weights.unflatten(-1, window.rows.shape[3:]), len(window.shifts)
+    shifts = [shift.double() for shift in window.shifts]
+    lines = [_along(joint, axis) for axis in range(dims)]
     centres = [(line * shift).sum(-1) for line, shift in zip(lines, shifts, strict=True)]
     # Second moments about each row's own centre avoid cancellation.
     off = [shift - centre[..., None] for shift, centre in zip(shifts, centres, strict=True)]  # (b, h, r, m_a) each
     entries: dict[tuple[int, int], Tensor] = {}
-    for a in range(grid.dims):
+    for a in range(dims):
         entries[a, a] = (lines[a] * off[a].square()).sum(-1)
         for b in range(a):
             plane = _along(joint, b, a)  # (b, h, r, m_b, m_a)
             entries[a, b] = entries[b, a] = ((plane @ off[a][..., None]).squeeze(-1) * off[b]).sum(-1)
-    distances = torch.zeros(len(queries), 1, dtype=torch.float64, device=rows.device)
+    distances = shifts[0].new_zeros(len(shifts[0]), 1)
     for shift in shifts:
         distances = (distances[:, :, None] + shift.square()[:, None, :]).flatten(1)  # (r, keys so far)
     distance = (weights * distances.sqrt()).sum(-1)  # an einsum would copy all weights into a different memory order
     entropy = torch.special.entr(weights).sum(-1)
-    moments = [*centres, *(entries[a, b] for a in range(grid.dims) for b in range(grid.dims)), distance, entropy]
+    moments = [*centres, *(entries[a, b] for a in range(dims) for b in range(dims)), distance, entropy]
     return torch.stack(moments, -1), has_mass
-
-
-def _shifts(axis: Axis, index: Int[Tensor, "r"]) -> Int[Tensor, "r m"]:
-    """Return the shifts from the given queries to all keys of the image along one axis."""
-    keys = torch.arange(axis.size, device=index.device) * axis.spacing
-    return keys - axis.query_positions(index.device)[index, None]
 
 
 def _along(joint: Tensor, *axes: int) -> Tensor:
@@ -160,15 +174,18 @@ def _along(joint: Tensor, *axes: int) -> Tensor:
     return joint.sum(others) if others else joint
 
 
-def _variances(rows: Float64[Tensor, "b h r m"]) -> Float64[Tensor, "2 h"]:
+def _variances(window: WindowRows) -> Float64[Tensor, "2 h"]:
     """Return variances summed over queries: over images (mean over keys), and over keys (of the mean over images)."""
+    rows = window.rows.flatten(3)
+    present = torch.ones((), dtype=torch.bool) if window.present is None else window.present.flatten(1)
+    keys = present.expand(rows.shape[2:]).sum(-1)  # (r,)
     # Subtracting one of the values first makes the variance of equal probabilities exactly 0.
     off = rows - rows[:1]
     mean = off.mean(0)  # (h, r, m)
-    within = off.sub_(mean).square_().sum((0, -1)) / (rows.shape[0] * rows.shape[-1])  # (h, r)
-    mean = mean + (rows[0] - rows[0, ..., :1])
-    between = (mean - mean.mean(-1, keepdim=True)).square().mean(-1)
-    return torch.stack((within.sum(-1), between.sum(-1)))
+    within = off.sub_(mean).square_().sum((0, -1)) / (rows.shape[0] * keys)  # (h, r)
+    mean = mean + (rows[0] - rows[0].amax(-1, keepdim=True)) * present
+    around = (mean - mean.sum(-1, keepdim=True) / keys[:, None]) * present
+    return torch.stack((within.sum(-1), (around.square().sum(-1) / keys).sum(-1)))
 
 
 def _axis_operators(operator: AttentionOperator) -> list[AttentionOperator] | None:
@@ -185,7 +202,7 @@ def _axis_operators(operator: AttentionOperator) -> list[AttentionOperator] | No
 
 def _product_moments(parts: Sequence[AttentionOperator]) -> AttentionMoments:
     """Compute the moments from operators along single axes, by the formulas in the module docstring."""
-    moments = [_moments_of_rows(part, query_blocks(part)) for part in parts]
+    moments = [attention_moments(part) for part in parts]
     entropy = torch.stack([of.entropy for of in moments]).sum(0)  # NaN if any axis has no mass
     absent = entropy.isnan()[..., None]
     variances = torch.cat([of.covariance[..., 0] for of in moments], -1)
@@ -210,8 +227,9 @@ def _shift_weights(part: AttentionOperator) -> tuple[Float64[Tensor, "shifts"], 
     totals = torch.zeros(part.heads, count, dtype=torch.float64, device=part.device)
     rows_with_mass = totals.new_zeros(part.heads, 1)
     for some in query_blocks(part):
-        weights, has_mass = _weights(part.rows(some)[0].double())  # (h, r, m)
-        totals.index_add_(1, (_shifts(axis, some) + last).flatten(), weights.flatten(1))
+        window = part.window_rows(some)
+        weights, has_mass = _weights(window.rows[0])  # (h, r, m)
+        totals.index_add_(1, (window.shifts[0] + last).flatten(), weights.flatten(1))
         rows_with_mass += has_mass.sum(-1, keepdim=True)
     shifts = torch.arange(count, device=part.device) - last
     return shifts.double(), totals / rows_with_mass

@@ -18,7 +18,8 @@ with one query per position, (K - 1) / 2 for a kernel of K taps without padding.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import final
 
@@ -30,7 +31,7 @@ from attnconv._util.errors import bad
 from attnconv.grid import Axis, Grid
 from attnconv.inspect.chosen_queries import query_blocks
 from attnconv.inspect.exact_sums import ExactSum
-from attnconv.operators.base import AttentionOperator, Queries
+from attnconv.operators.base import AttentionOperator, Queries, WindowRows
 
 
 @final
@@ -102,40 +103,56 @@ class RunningShiftProfile:
     def add(self, operator: AttentionOperator, *, queries: Queries | None = None) -> None:
         """Add an operator; raise a `ValueError` if its grid or number of heads is not that of the first operator."""
         blocks = query_blocks(operator, queries)
+        with self.adding(operator) as add:
+            for some in blocks:
+                add(some, operator.window_rows(some))
+
+    @contextmanager
+    def adding(self, operator: AttentionOperator) -> Iterator[Callable[[Int[Tensor, "r"], WindowRows], None]]:
+        """Return a function that adds the rows of some queries; the sums are complete after the `with` block."""
         if self._grid is None:
             self._begin(operator.grid, operator.heads, operator.device)
         self._check("operator", operator.grid, operator.heads)
-        grid = operator.grid
-        inner = [_inner_range(axis) for axis in grid.axes]
-        sums = torch.zeros_like(self._sums.high)
-        shares = torch.zeros_like(self._shares.high)
-        (mass, mass_squares), (explained, all_squares) = sums, shares
-        totals = mass.new_zeros(operator.batch, *mass.shape)  # sums over the inner queries, per image
-        counts = torch.zeros_like(self._counts)
-        for some in blocks:
-            rows = operator.rows(some).unflatten(-1, grid.sizes)
-            indices = zip(grid.axes, grid.unravel(some), strict=True)
-            positions = torch.stack([axis.query_positions(index.device)[index] for axis, index in indices], -1).tolist()
-            available = operator.available(some)
-            if available is not None:
-                self._keys = max(self._keys, int(available.sum(1).max()))
-                available = available.unflatten(-1, grid.sizes)
-            for number, position in enumerate(positions):
-                keys, shifts = _window(grid, position, self._reach)
-                row = rows[(slice(None), slice(None), number, *keys)].double()  # (b, h, some keys per axis)
-                squares = row.square().sum(0)
-                mass[(slice(None), *shifts)] += row.sum(0)
-                mass_squares[(slice(None), *shifts)] += squares
-                known = 1 if available is None else available[(number, *keys)]
-                self._counts[shifts] += operator.batch * known
-                if all(first <= here <= last for here, (first, last) in zip(position, inner, strict=True)):
-                    totals[(slice(None), slice(None), *shifts)] += row
-                    counts[shifts] += known
-                    all_squares += squares.flatten(1).sum(-1)
-        explained += (totals.square() / counts.clamp_min(1)).flatten(2).sum((0, -1))
+        grid, sizes = operator.grid, self._counts.shape
+        shifts = self._counts.numel() + 1  # the last one stands for all shifts that are out of reach
+        counts = self._counts.new_zeros(2, shifts)  # of all queries and of the inner ones, per image
+        sums = self._sums.high.new_zeros(2, operator.heads, shifts)
+        totals = sums.new_zeros(operator.batch * operator.heads, shifts)  # over the inner queries
+        all_squares = sums.new_zeros(operator.heads)  # over the inner queries
+
+        def add(queries: Int[Tensor, "r"], window: WindowRows) -> None:
+            index = queries.new_zeros(len(queries), 1)  # of each entry's shift
+            kept, inner = torch.ones_like(index, dtype=torch.bool), torch.ones_like(queries, dtype=torch.bool)
+            for axis, number, size, (least, most), shift in zip(
+                grid.axes, grid.unravel(queries), sizes, self._reach, window.shifts, strict=True
+            ):
+                first, last = _inner_range(axis)
+                position = axis.query_positions(queries.device)[number]
+                inner &= (position >= first) & (position <= last)
+                index = (index[:, :, None] * size + (shift - least)[:, None, :]).flatten(1)
+                kept = (kept[:, :, None] & ((shift >= least) & (shift <= most))[:, None, :]).flatten(1)
+            if window.present is not None:
+                present = window.present.flatten(1)
+                self._keys, kept = max(self._keys, int(present.sum(1).max())), kept & present
+            index = index.where(kept, shifts - 1)
+            rows = window.rows.flatten(3)  # (b, h, r, m)
+            squares = rows.square().sum(0)
+            for total, each in zip(sums, (rows.sum(0), squares), strict=True):
+                total.scatter_add_(1, index.flatten().expand(len(total), -1), each.flatten(1))
+            counts[0] += index.flatten().bincount(minlength=shifts)
+            some = inner.nonzero().squeeze(1)
+            index = index[some].flatten()
+            totals.scatter_add_(1, index.expand(len(totals), -1), rows[:, :, some].flatten(2).flatten(0, 1))
+            counts[1] += index.bincount(minlength=shifts)
+            all_squares.add_((squares * kept)[:, some].sum((1, 2)))
+
+        yield add
+        mean_squares = totals.square() / counts[1].clamp_min(1)
+        explained = mean_squares[:, :-1].sum(1).unflatten(0, (operator.batch, operator.heads)).sum(0)
         self._images += operator.batch
-        self._sums += ExactSum.of(sums)
-        self._shares += ExactSum.of(shares)
+        self._counts += operator.batch * counts[0, :-1].unflatten(0, sizes)
+        self._sums += ExactSum.of(sums[..., :-1].unflatten(-1, sizes))
+        self._shares += ExactSum.of(torch.stack((explained, all_squares)))
 
     def merge(self, other: "RunningShiftProfile") -> None:
         """Add all operators of another accumulator; raise a `ValueError` if its grid or number of heads differs."""
@@ -227,18 +244,3 @@ def _inner_range(axis: Axis) -> tuple[int, int]:
     margin, (least, most) = _extent(axis) // 4, _middle(axis)
     middle = min(max(0, least), most)
     return margin - middle, _extent(axis) - 1 - margin - middle
-
-
-def _window(
-    grid: Grid, position: Sequence[int], reach: Sequence[tuple[int, int]]
-) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
-    """Return slices of the keys within reach of a query, and of their shifts, one per axis; empty without such keys."""
-    keys, shifts = [], []
-    for axis, here, (least, most) in zip(grid.axes, position, reach, strict=True):
-        first = max(0, -((-least - here) // axis.spacing))  # the smallest k with spacing * k - here >= least
-        last = min(axis.size - 1, (here + most) // axis.spacing)
-        count = max(0, last - first + 1)
-        place = axis.spacing * first - here - least
-        keys.append(slice(first, first + count))
-        shifts.append(slice(place, place + axis.spacing * (count - 1) + 1, axis.spacing) if count else slice(0, 0))
-    return tuple(keys), tuple(shifts)

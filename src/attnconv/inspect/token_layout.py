@@ -20,16 +20,31 @@ from attnconv.inspect.token_positions import CHANNELS
 class TokenLayout:
     """Positions of the tokens of one attention call in the image.
 
-    A call has one sequence for each image, window and head. If a sequence contains all tokens of an image, `window` is
-    None.
+    A call has one sequence for each image, window and head. If each sequence contains all tokens of an
+    image, `windows` is None.
     """
 
     grid: Grid
     places: Int[Tensor, "b h q"]  # of each query of the image: sequence * tokens + index in the sequence
-    keys: Int[Tensor, "s m"]  # index in the image of each key, -1 for other tokens
-    prefix: int  # number of tokens before the image's tokens if `window` is None: class tokens, registers
-    suffix: int  # number of tokens after them if `window` is None: detection tokens
-    window: tuple[int, ...] | None  # keys per axis of a sequence
+    prefix: int = 0  # number of tokens before the image's tokens, without windows: class tokens, registers
+    suffix: int = 0  # number of tokens after them, without windows: detection tokens
+    windows: "TokenWindows | None" = None
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class TokenWindows:
+    """Keys of each sequence, arranged on a window: the product of their positions along each axis, row-major."""
+
+    lines: tuple[
+        Int[Tensor, "s _"], ...
+    ]  # positions of the keys along each axis, ascending, then -1 in smaller windows
+    cells: Int[Tensor, "s m"]  # index in the window of each key; the number of cells for other tokens
+    keys: Int[Tensor, "s _"]  # index in the image of each cell's key; the number of keys for none
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        return tuple(line.shape[1] for line in self.lines)
 
 
 def layout_of(
@@ -65,8 +80,10 @@ def layout_of(
     ordered = torch.full_like(key.index[:1], -1)
     ordered[0, before : before + len(all_keys)] = all_keys[: ordered.shape[1] - before]
     if bool((key.index == ordered).all()) and torch.equal(places, starts + all_queries):
-        return TokenLayout(grid, places, key.index, before, keys.shape[1] - before - len(all_keys), None)
-    return TokenLayout(grid, places, key.index, 0, 0, _window(grid, key.index))
+        return TokenLayout(grid, places, before, keys.shape[1] - before - len(all_keys))
+    if bool((same[sequences] != same[sequences[:1]]).any()):
+        raise UnreadableError("its queries attend to different keys in different images")
+    return TokenLayout(grid, places, windows=_windows(grid, key.index))
 
 
 @final
@@ -119,12 +136,19 @@ def _grid(queries: Sequence[tuple[float, float, int]], keys: Sequence[tuple[floa
     return Grid(tuple(axes))
 
 
-def _window(grid: Grid, keys: Int[Tensor, "s m"]) -> tuple[int, ...]:
-    """Return the largest numbers of different rows, columns, ... of the keys of a sequence."""
-    sizes, rest = [], keys
+def _windows(grid: Grid, keys: Int[Tensor, "s m"]) -> "TokenWindows":
+    """Arrange the keys of each sequence on the product of their positions along each axis."""
+    lines: list[Tensor] = []
+    cells, count, rest = torch.zeros_like(keys), 1, keys
     for size in reversed(grid.sizes):
-        rows = torch.where(keys >= 0, rest % size, size)
-        present = torch.zeros(len(keys), size + 1, dtype=torch.bool, device=keys.device).scatter_(1, rows, True)
-        sizes.append(int(present[:, :size].sum(1).max()))
+        place = torch.where(keys >= 0, rest % size, size)
+        present = torch.zeros(len(keys), size + 1, dtype=torch.bool, device=keys.device).scatter_(1, place, True)
+        length = int(present[:, :size].sum(1).max())
+        first = present[:, :size].to(torch.int8).sort(dim=1, descending=True, stable=True).indices[:, :length]
+        lines.insert(0, first.where(present.gather(1, first), -1))
+        number = (present.cumsum(1) - 1).gather(1, place)
+        cells, count = cells + number * count, count * length
         rest = torch.div(rest, size, rounding_mode="floor")
-    return tuple(reversed(sizes))
+    cells = cells.where(keys >= 0, count)
+    found = torch.full((len(keys), count + 1), grid.key_count, device=keys.device).scatter_(1, cells, keys)
+    return TokenWindows(tuple(lines), cells, found[:, :count])

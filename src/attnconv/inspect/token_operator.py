@@ -8,13 +8,22 @@ Rows are not renormalised: attention to class tokens, registers or the padding o
 from typing import final
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from attnconv._util.value_checks import indices
 from attnconv.inspect.attention_calls import TokenRows
 from attnconv.inspect.token_layout import TokenLayout
-from attnconv.operators.base import AttentionOperator, Images, Outputs, Queries, Weights, all_queries, query_indices
+from attnconv.operators.base import (
+    AttentionOperator,
+    Images,
+    Outputs,
+    Queries,
+    Weights,
+    WindowRows,
+    all_queries,
+    query_indices,
+)
 from attnconv.operators.kernels.contractions import contract_rows
 
 BLOCK = 2**25  # maximum number of probabilities per block: 128 MiB in float32
@@ -37,23 +46,31 @@ class TokenOperator(AttentionOperator):
     def __init__(self, source: TokenRows, layout: TokenLayout) -> None:
         self._source, self._layout, self.device = source, layout, source.device
         self.grid, (self.batch, self.heads, _) = layout.grid, layout.places.shape
-        self.prefix, self.suffix, self.window = layout.prefix, layout.suffix, layout.window
+        self.prefix, self.suffix = layout.prefix, layout.suffix
+        self.window = None if layout.windows is None else layout.windows.sizes
         self._latest: tuple[Tensor, tuple[Tensor, Tensor]] | None = None  # queries and result of `_split`
 
     def rows(self, queries: Queries) -> Float[Tensor, "#b h r m"]:
-        return self._split(queries)[0]
+        rows, windows = self._split(queries)[0], self._layout.windows
+        if windows is None:
+            return rows
+        keys = windows.keys[self._sequences(query_indices(queries, self.grid, self.device))].expand_as(rows)
+        made = rows.new_zeros(*rows.shape[:-1], self.grid.key_count + 1)
+        return made.scatter_(-1, keys, rows)[..., :-1]
 
     def padding_mass(self, queries: Queries) -> Float[Tensor, "#b h r"]:
         return self._split(queries)[1]
 
-    def available(self, queries: Queries) -> Bool[Tensor, "r m"] | None:
-        if self.window is None:
-            return None
+    def window_rows(self, queries: Queries) -> WindowRows:
+        windows = self._layout.windows
+        if windows is None:
+            return super().window_rows(queries)
         chosen = query_indices(queries, self.grid, self.device)
-        keys = self._layout.keys[self._layout.places[0, 0, chosen] // self._source.queries]
-        count = self.grid.key_count
-        made = torch.zeros(len(chosen), count + 1, dtype=torch.bool, device=self.device)
-        return made.scatter_(1, keys.where(keys >= 0, count), True)[:, :count]
+        sequences, shifts = self._sequences(chosen), []
+        for axis, index, line in zip(self.grid.axes, self.grid.unravel(chosen), windows.lines, strict=True):
+            shifts.append(line[sequences] * axis.spacing - axis.query_positions(self.device)[index, None])
+        rows, present = self._split(chosen)[0].double(), windows.keys[sequences] < self.grid.key_count
+        return WindowRows(rows.unflatten(-1, windows.sizes), tuple(shifts), present.unflatten(-1, windows.sizes))
 
     def prefix_rows(self, tokens: Int[Tensor, "p"]) -> Float[Tensor, "b h p m"]:
         """Return the attention of class tokens and registers to the image's tokens (flat, row-major).
@@ -96,8 +113,12 @@ class TokenOperator(AttentionOperator):
         self._latest = None
         self._source.release()
 
+    def _sequences(self, chosen: Int[Tensor, "r"]) -> Int[Tensor, "r"]:
+        """Return the sequence of each query in the first image and head; the others have the same windows."""
+        return self._layout.places[0, 0, chosen] // self._source.queries
+
     def _split(self, queries: Queries) -> tuple[Tensor, Tensor]:
-        """Return the probabilities of the image's tokens, (b, h, r, m), and the sum of all others, (b, h, r).
+        """Return the probabilities of the keys in the window, (b, h, r, keys), and the sum of all others, (b, h, r).
 
         Statistics ask for the same queries several times.
         """
@@ -107,17 +128,15 @@ class TokenOperator(AttentionOperator):
         return self._latest[1]
 
     def _computed(self, chosen: Int[Tensor, "r"]) -> tuple[Tensor, Tensor]:
-        count, places = self.grid.key_count, self._layout.places
-        if self.window is None:
+        places, windows = self._layout.places, self._layout.windows
+        if windows is None:
             rows = self._source.rows(chosen + int(places[0, 0, 0])).unflatten(0, (self.batch, self.heads))
-            stop = self.prefix + count
+            stop = self.prefix + self.grid.key_count
             return rows[..., self.prefix : stop], rows[..., : self.prefix].sum(-1) + rows[..., stop:].sum(-1)
         places = places[:, :, chosen]
-        sequences = places // self._source.queries
-        rows = self._source.rows((places % self._source.queries).flatten(), sequences.flatten())
+        rows = self._source.rows((places % self._source.queries).flatten(), (places // self._source.queries).flatten())
         rows = rows.unflatten(0, places.shape)  # (b, h, r, tokens)
-        # Attention to other tokens is collected in one extra column after the last one.
-        keys = self._layout.keys[sequences]
-        columns = keys.where(keys >= 0, count)
-        out = rows.new_zeros(*rows.shape[:-1], count + 1).scatter_add_(-1, columns, rows)
-        return out[..., :count], out[..., count]
+        # Attention to other tokens is collected in one extra cell after the last one.
+        made = rows.new_zeros(*rows.shape[:-1], windows.keys.shape[1] + 1)
+        made.scatter_add_(-1, windows.cells[self._sequences(chosen)].expand_as(rows), rows)
+        return made[..., :-1], made[..., -1]

@@ -4,10 +4,11 @@ import abc
 import operator
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import TypeAlias, final
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
@@ -20,6 +21,22 @@ Images: TypeAlias = Float[Tensor, "b *sizes c"]
 Weights: TypeAlias = Float[Tensor, "h i d"]  # one matrix per head, i = c / groups
 Outputs: TypeAlias = Float[Tensor, "b *queries d"]
 Factor: TypeAlias = Float[Tensor, "h _ _"]  # for one axis
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class WindowRows:
+    """Probabilities of r queries over the keys in their windows.
+
+    Attributes:
+        rows: Probabilities, (b, h, r, *window) float64; b is 1 if they are the same for all images.
+        shifts: Key position minus query position along each axis, (r, window size).
+        present: Which entries of each window are keys, (r, *window); None if all are.
+    """
+
+    rows: Float64[Tensor, "#b h r *window"]
+    shifts: tuple[Int[Tensor, "r _"], ...]
+    present: Bool[Tensor, "r *window"] | None
 
 
 class AttentionOperator(abc.ABC):
@@ -59,9 +76,14 @@ class AttentionOperator(abc.ABC):
     def padding_mass(self, queries: Queries) -> Float[Tensor, "#b h r"]:
         """Return the attention of the given queries to padding positions whose value is zero (border rule `zero`)."""
 
-    def available(self, queries: Queries) -> Bool[Tensor, "r m"] | None:
-        """Return which keys are in the softmax of the given queries; None if all are."""
-        return None
+    def window_rows(self, queries: Queries) -> "WindowRows":
+        """Return the rows of the given queries over the keys in their windows; without windows, over all keys."""
+        chosen = query_indices(queries, self.grid, self.device)
+        rows, shifts = self.rows(chosen).double().unflatten(-1, self.grid.sizes), []
+        for axis, index in zip(self.grid.axes, self.grid.unravel(chosen), strict=True):
+            keys = torch.arange(axis.size, device=self.device) * axis.spacing
+            shifts.append(keys - axis.query_positions(self.device)[index, None])
+        return WindowRows(rows, tuple(shifts), None)
 
     def __repr__(self) -> str:
         about = f"heads={self.heads}, sizes={self.grid.sizes}, queries={self.grid.query_sizes}"
