@@ -15,7 +15,7 @@ from attnconv.grid import Grid
 from attnconv.inspect.capture import visit_attention
 from attnconv.operators.base import AttentionOperator, Queries, all_queries, query_indices
 
-BLOCK = 2**22  # maximum number of probabilities per block: 32 MiB in float64 for each of a few temporary tensors
+BLOCK = 2**20  # maximum number of probabilities per block: 8 MiB in float64 for each of a few temporary tensors
 
 
 def sample_queries(

@@ -77,7 +77,10 @@ class PositionCodes:
 
         If this is the same position for all entries, the whole image was summed: the result has no position.
         """
-        codes = thinned(codes, *dims)
+        shape = [1 if axis in (dim % codes.dim() for dim in dims) else size for axis, size in enumerate(codes.shape)]
+        return self._centre(thinned(codes, *range(codes.dim())), dims).expand(shape)
+
+    def _centre(self, codes: Tensor, dims: tuple[int, ...]) -> Tensor:
         if all(codes.shape[dim] == 1 for dim in dims):
             return codes
         least = torch.where(codes == NONE, torch.inf, codes).amin(dims, keepdim=True)
