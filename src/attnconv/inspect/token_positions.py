@@ -23,7 +23,8 @@ from attnconv.grid import Grid
 from attnconv.inspect.position_codes import NONE, SEVERAL, PositionCodes, Positions, are_equal, is_even
 from attnconv.inspect.position_rules import Call, rule_of, write_positions, writes
 
-COLOURS = (1, 3, 4)  # numbers of channels by which they are recognised in videos
+# Usual numbers of channels of videos, by which this axis is found: the smallest rank. Latents have 4 or 16.
+CHANNEL_RANKS = {3: 0, 1: 1, 4: 2, 16: 2}
 CHANNELS = "it attends to channels instead of tokens"
 LINEAR = "it sums over tokens before it combines them with queries, so it has no attention map"
 
@@ -51,13 +52,16 @@ class TokenPositions(TorchDispatchMode):
     def start(self, images: Tensor, sizes: tuple[int, ...] = (), before: int = 0) -> None:
         """Set the positions of images, or of tokens, (b, tokens, c), with given sizes and `before` others first.
 
-        Images have the shape (b, c, *sizes); those of a video may also have the shape (b, frames, c, *sizes).
+        Images have the shape (b, c, *sizes). Videos may also have the shape (b, frames, c, *sizes), if the number of
+        channels is usual.
         """
         if sizes:
             self.codes = PositionCodes(sizes)
             codes = self.codes.of_tokens(len(images), images.shape[1], before, images.device)[..., None]
         else:
-            channels = 2 if images.dim() == 5 and images.shape[2] in COLOURS and images.shape[1] not in COLOURS else 1
+            channels = min(
+                (1, 2) if images.dim() == 5 else (1,), key=lambda axis: CHANNEL_RANKS.get(images.shape[axis], 3)
+            )
             self.codes = PositionCodes((*images.shape[1:channels], *images.shape[channels + 1 :]))
             codes = self.codes.of_images(len(images), images.device).unsqueeze(channels)
         self.put(images, Positions(codes))
