@@ -17,7 +17,7 @@ from torch import nn
 
 from attnconv.inspect import audit
 from benchmarks.measure import Ratio, interleaved, memory_of
-from tests.torchvision_operators import declare_missing
+from experiments.torchvision_operators import declare_missing
 
 ENCODER = "encoder"
 MODELS = ("vit_base_patch16_224", "swin_base_patch4_window7_224", "maxvit_tiny_tf_224", ENCODER)

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from attnconv.inspect import visit_attention
 from attnconv.operators import AttentionOperator
-from tests.torchvision_operators import declare_missing
+from experiments.torchvision_operators import declare_missing
 
 # At least one name of each family of timm with attention, and some without.
 TIMM = (

@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-from tests.torchvision_operators import declare_missing
+from experiments.torchvision_operators import declare_missing
 
 ROOT = Path(__file__).resolve().parent.parent
 

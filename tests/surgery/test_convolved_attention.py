@@ -183,12 +183,19 @@ def test_contrast_of_the_size_of_half_precisions_rounding_does_not_move_the_kern
     assert moved[0] < 0.02 < 0.1 < moved[1]
 
 
+def columns_of(taps: Taps, values: Tensor, profile: Tensor) -> Tensor:
+    """Return the columns of R, (z, b, h, n, d)."""
+    index, factors = taps.columns(profile, values.shape[2] - taps.index.shape[1])
+    columns = taps.sources(values)[:, :, index].unflatten(0, (-1, len(factors))) * factors[..., None]
+    return columns.flatten(0, 1).movedim(3, 0)
+
+
 def test_with_contrast_the_fit_is_the_least_squares() -> None:
     part = tokens_of(sharp(0))
     fitted, mean = fit_mixing(part, 3), mean_mixing(part, 3)
     with torch.no_grad():
         rows, values = part.maps_and_values()
-        regressors = torch.stack([*Taps.of_layer(part, 3).columns(values, fitted.profile)], -1)
+        regressors = columns_of(Taps.of_layer(part, 3), values, fitted.profile).movedim(0, -1)
         regressors = regressors.transpose(0, 1).flatten(1, 3).double()
         target = (rows @ values).transpose(0, 1).flatten(1).double()
         best = torch.linalg.lstsq(regressors, target[..., None]).solution[..., 0]
@@ -220,7 +227,7 @@ def test_columns_are_what_loops_find(size: int, masked: bool) -> None:
     profile = torch.rand(2, size, size, generator=generator, dtype=torch.float64)
     taps = Taps.of(GRID, size, values)
     taps = taps.masked(allowed) if masked else taps
-    columns = list(taps.columns(values, profile))
+    columns = columns_of(taps, values, profile)
     half = size // 2
     shifts = [(down, right) for down in range(-half, half + 1) for right in range(-half, half + 1)]
     expected = torch.zeros(len(shifts) + 1, *values.shape, dtype=torch.float64)
@@ -235,7 +242,7 @@ def test_columns_are_what_loops_find(size: int, masked: bool) -> None:
                 if inside[tap]:
                     expected[tap, sequence, :, query] = ratio[:, None].clamp(max=size**2) * values[sequence, :, place]
             expected[-1, sequence, :, query] = values[sequence][:, may[query]].mean(1)
-    torch.testing.assert_close(torch.stack(columns), expected, **tolerance(torch.float64))
+    torch.testing.assert_close(columns, expected, **tolerance(torch.float64))
 
 
 def test_a_head_without_mass_keeps_its_kernel() -> None:

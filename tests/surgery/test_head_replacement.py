@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from attnconv.inspect import audit
 from attnconv.surgery import replace_heads
 from attnconv.surgery.convolved_attention import fit_mixing, mixing_errors
+from attnconv.surgery.replaceable_attention import LayerTokens
 from experiments.small_vit import AttentionPool, PoolingViT, SmallViT
 from tests.inspect.sharp_vit import NAME, images, layer_tokens, mean_mixing, sharp, tokens_of
 from tests.small_hf_vit import SmallHfViT
@@ -25,6 +26,23 @@ def uniform(model: SmallViT, head: int) -> SmallViT:
     return model
 
 
+def circular_shift(prefix: int, shift: tuple[int, int]) -> LayerTokens:
+    """Return tokens with positions as codes, such that head 0 attends to one circular shift."""
+    model = sharp(prefix)
+    attention: Any = model.blocks[0].attn
+    places = torch.arange(64).reshape(8, 8)
+    target = torch.roll(places, (-shift[0], -shift[1]), (0, 1)).flatten()
+    code = torch.nn.functional.normalize(torch.randn(64, 16), dim=1)
+    inputs = tokens_of(model).inputs.clone()
+    inputs[:, prefix:, 48:] = 0
+    inputs[:, :, :32] = 0
+    inputs[:, prefix:, :16], inputs[:, prefix:, 16:32] = code[target], code
+    attention.qkv.weight.data[:16] = 4000 * torch.eye(16, 64)
+    attention.qkv.weight.data[64:80] = torch.eye(64)[16:32]
+    attention.qkv.weight.data[:16, 16:] = 0
+    return layer_tokens(attention, inputs, (8, 8), prefix)
+
+
 class TestExact:
     @pytest.mark.parametrize("prefix", [0, 1, 3])
     def test_a_head_that_averages_is_replaced_without_error(self, prefix: int) -> None:
@@ -35,21 +53,7 @@ class TestExact:
     @pytest.mark.parametrize("prefix", [0, 2])
     @pytest.mark.parametrize("shift", [(0, 0), (0, 1), (-1, 1)])
     def test_a_head_of_one_shift_is_its_tap(self, prefix: int, shift: tuple[int, int]) -> None:
-        model = sharp(prefix)
-        part = tokens_of(model)
-        # With one-hot positions in the input, queries and keys can implement any shift.
-        attention: Any = model.blocks[0].attn
-        places = torch.arange(64).reshape(8, 8)
-        target = torch.roll(places, (-shift[0], -shift[1]), (0, 1)).flatten()
-        code = torch.nn.functional.normalize(torch.randn(64, 16), dim=1)
-        inputs = part.inputs.clone()
-        inputs[:, prefix:, 48:] = 0
-        inputs[:, :, :32] = 0
-        inputs[:, prefix:, :16], inputs[:, prefix:, 16:32] = code[target], code
-        attention.qkv.weight.data[:16] = 4000 * torch.eye(16, 64)
-        attention.qkv.weight.data[64:80] = torch.eye(64)[16:32]
-        attention.qkv.weight.data[:16, 16:] = 0
-        tokens = layer_tokens(attention, inputs, (8, 8), prefix)
+        tokens = circular_shift(prefix, shift)
         mixing = mean_mixing(tokens, 3)
         expected = torch.zeros(3, 3)
         expected[1 + shift[0], 1 + shift[1]] = 1
@@ -58,6 +62,13 @@ class TestExact:
         inside = missing[:, 0].unflatten(1, (8, 8))[:, 1:-1, 1:-1]
         torch.testing.assert_close(inside, torch.zeros_like(inside), **tolerance(torch.float32))
         assert float(given.abs().max()) > 0.1
+
+    @pytest.mark.parametrize("made", [mean_mixing, fit_mixing])
+    @pytest.mark.parametrize("shift", [(0, 4), (2, -3)])
+    def test_a_full_kernel_is_exact_for_a_circular_shift(self, made: Any, shift: tuple[int, int]) -> None:
+        missing, given = mixing_errors(tokens := circular_shift(0, shift), made(tokens, 15))
+        assert float(missing[:, 0].norm()) < 1e-3 * float(given[:, 0].norm())
+        assert float(mixing_errors(tokens, made(tokens, 3))[0][:, 0].norm()) > 0.5 * float(given[:, 0].norm())
 
     def test_no_head_replaced_is_the_model_itself(self) -> None:
         model = sharp()
@@ -113,6 +124,12 @@ def test_replaced_heads_are_named_where_attention_is_read(prefix: int, heads: li
 
 
 class TestErrors:
+    def test_a_full_kernel_has_all_shifts(self) -> None:
+        full, largest = (replace_heads(sharp(1), images(), count=8, kernel_size=size) for size in ("full", 15))
+        torch.testing.assert_close(full.model(images()), largest.model(images()), rtol=0, atol=0)
+        kernel = next(value for name, value in full.model.named_parameters() if name.endswith("attn.kernel"))
+        assert kernel.shape[1:] == (15, 15)
+
     def test_least_squares_is_nearer_than_the_mean_on_its_own_images(self) -> None:
         part = tokens_of(sharp(), 6)
         errors = [mixing_errors(part, made(part, 3))[0].norm() for made in (fit_mixing, mean_mixing)]
@@ -256,7 +273,7 @@ class TestRefusals:
         ("arguments", "message"),
         [
             ({}, "heads, count: .*got heads=None, count=None"),
-            ({"count": 1, "kernel_size": 2}, "kernel_size: must be odd, got 2"),
+            ({"count": 1, "kernel_size": 2}, "kernel_size: must be odd, or 'full', got 2"),
             ({"count": 1, "kernel_size": 17}, "kernel_size: .*got 17"),
             ({"count": -1}, "count: .*got -1"),
             ({"count": 9}, "count: .*got 9"),

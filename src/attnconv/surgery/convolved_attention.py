@@ -1,4 +1,4 @@
-"""Replacement of attention heads with small depthwise kernels without a softmax, fitted to each head on given images.
+"""Replacement of attention heads with depthwise kernels without a softmax, fitted to each head on given images.
 
 At an image token q, the output of a replaced head is
 
@@ -22,7 +22,7 @@ without keys: q (x W_k)^T = (q W_k^T) x^T, since the bias of the keys adds the s
 """
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -74,30 +74,40 @@ class Taps:
         tiny = torch.finfo(profile.dtype).tiny
         return (total / inside.clamp_min(tiny)).clamp_max(mass.shape[1]).where(total > 0, 1.0)
 
-    def columns(
-        self, values: Float[Tensor, "b h tokens d"], profile: Float[Tensor, "h K K"]
-    ) -> Iterator[Float[Tensor, "b h n d"]]:
-        """Yield the columns of R at the image tokens. Sequences of one image are consecutive."""
-        before = values.shape[2] - self.index.shape[1]
-        image = values[:, :, before:]
-        by_sequence = image.unflatten(0, (-1, len(self.inside)))
-        padded = F.pad(by_sequence, (0, 0, 1, 0))
-        weights = self.ratio(profile)[:, :, None] * self.inside[:, None]  # (w, h, taps, n)
-        for tap, places in enumerate(self.index):
-            yield (padded[:, :, :, places] * weights[:, :, tap, :, None]).flatten(0, 1)
+    def sources(self, values: Float[Tensor, "b h tokens d"]) -> Float[Tensor, "b h sources d"]:
+        """Return the vectors that are columns of R: zero, all tokens, and the means over the keys of queries.
+
+        Sequences of one image are consecutive. There is one mean for all queries, or one for each if there are masks.
+        """
+        image = values[:, :, values.shape[2] - self.index.shape[1] :]
         if self.spread is None:
-            yield image.mean(2, keepdim=True).expand_as(image)
+            means = image.mean(2, keepdim=True)
         else:
-            yield (self.spread[:, None] @ by_sequence).flatten(0, 1)
-        for token in range(before):
-            yield values[:, :, token : token + 1].expand_as(image)
+            means = (self.spread[:, None] @ image.unflatten(0, (-1, len(self.spread)))).flatten(0, 1)
+        return torch.cat((torch.zeros_like(values[:, :, :1]), values, means), 2)
+
+    def columns(
+        self, profile: Float[Tensor, "h K K"], before: int
+    ) -> tuple[Int[Tensor, "n z"], Float[Tensor, "w h n z"]]:
+        """Return the index among `sources` and the factor of each column of R, given the number of class tokens."""
+        count = self.index.shape[1]
+        mean = torch.full((count, 1), 1 + before + count, device=self.index.device)
+        if self.spread is not None:
+            mean += torch.arange(count, device=mean.device)[:, None]
+        prefix = torch.arange(1, before + 1, device=mean.device).expand(count, -1)
+        index = torch.cat((self.index.where(self.index == 0, self.index + before).T, mean, prefix), 1)
+        factors = (self.ratio(profile)[:, :, None] * self.inside[:, None]).transpose(2, 3)  # (w, h, n, taps)
+        return index, F.pad(factors, (0, 1 + before), value=1.0)
 
     def mixed(
         self, values: Float[Tensor, "b h tokens d"], profile: Float[Tensor, "h K K"], weights: Float[Tensor, "h z"]
     ) -> Float[Tensor, "b h n d"]:
         """Return R z."""
-        terms = zip(self.columns(values, profile), weights.T[:, :, None, None], strict=True)
-        return sum((column * weight for column, weight in terms), values.new_zeros(()))
+        sources = self.sources(values)
+        index, factors = self.columns(profile, values.shape[2] - self.index.shape[1])
+        rows = sources.new_zeros(*factors.shape[:3], sources.shape[2])
+        rows = rows.scatter_add(3, index.expand_as(factors), factors * weights[:, None])
+        return (rows @ sources.unflatten(0, (-1, len(rows)))).flatten(0, 1)
 
 
 @final
@@ -114,13 +124,22 @@ def fit_mixing(tokens: LayerTokens, kernel_size: int = 3) -> HeadMixing:
     """Fit the coefficients z of all heads of a layer."""
     shifts = Taps.of_layer(tokens, kernel_size)
     profile, weights = mean_maps(tokens, shifts, kernel_size)
-    gram, moment = weights.new_zeros(*weights.shape, weights.shape[1]), torch.zeros_like(weights)
-    for block in tokens.blocks(kernel_size):
+    index, factors = shifts.columns(profile, tokens.prefix)
+    factors = factors.double()
+    # Inner products of the sources with one another and with the outputs, summed over images and channels.
+    products: Any = 0
+    targets: Any = 0
+    for block in tokens.blocks():
         rows, values = block.maps_and_values()
-        regressors = torch.stack([*shifts.columns(values, profile)], -1).double()
-        target = (rows[:, :, block.prefix :] @ values).double()
-        gram += torch.einsum("bhndi,bhndj->hij", regressors, regressors)
-        moment += torch.einsum("bhndi,bhnd->hi", regressors, target)
+        sources = shifts.sources(values).double().unflatten(0, (-1, len(factors)))
+        outputs = (rows[:, :, block.prefix :] @ values).double().unflatten(0, (-1, len(factors)))
+        products = products + torch.einsum("iwhsd,iwhtd->whst", sources, sources)
+        targets = targets + torch.einsum("iwhnd,iwhsd->whns", outputs, sources)
+    moment = (factors * targets.gather(3, index.expand_as(factors))).sum((0, 2))
+    gram = weights.new_zeros(*weights.shape, weights.shape[1])
+    for by_head, product in zip(factors, products, strict=True):
+        for places, factor in zip(index, by_head.unbind(1), strict=True):
+            gram += factor[:, :, None] * product[:, places[:, None], places] * factor[:, None]
     size = gram.diagonal(dim1=1, dim2=2).mean(1)[:, None]
     ridge = _RIDGE * size.where(size > 0, 1.0)  # a head whose values are zero keeps z0
     weights = torch.linalg.solve(gram + torch.diag_embed(ridge.expand_as(weights)), moment + ridge * weights)
@@ -132,7 +151,7 @@ def mixing_errors(tokens: LayerTokens, mixing: HeadMixing) -> tuple[Float[Tensor
     """Return the error R z - y and the output y of all heads at the image tokens."""
     errors, outputs, size = [], [], mixing.profile.shape[-1]
     shifts = Taps.of_layer(tokens, size)
-    for block in tokens.blocks(size):
+    for block in tokens.blocks():
         rows, values = block.maps_and_values()
         outputs.append(rows[:, :, block.prefix :] @ values)
         errors.append(shifts.mixed(values, mixing.profile, mixing.weights) - outputs[-1])
@@ -146,7 +165,7 @@ def mean_maps(tokens: LayerTokens, shifts: Taps, size: int) -> tuple[Float[Tenso
     inside = shifts.inside.double()  # (w, taps, n)
     mass, on_prefix = inside.new_zeros(heads, size**2), inside.new_zeros(heads, before)
     keys = (shifts.index.T + before - 1).clamp_min(0)  # (n, taps)
-    for block in tokens.blocks(size):
+    for block in tokens.blocks():
         rows = block.maps_and_values()[0][:, :, before:].double()
         on_prefix += rows[..., :before].sum((0, 2))
         taken = rows.gather(3, keys.expand(*rows.shape[:2], -1, -1)).unflatten(0, (-1, len(inside)))

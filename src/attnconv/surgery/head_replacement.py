@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Generic, TypeVar, final
+from typing import Any, Generic, Literal, TypeVar, final
 
 import torch
 from jaxtyping import Float
@@ -82,7 +82,7 @@ def replace_heads(
     heads: Mapping[str, Iterable[int]] | None = None,
     count: int | None = None,
     layers: Collection[str] | None = None,
-    kernel_size: int = 3,
+    kernel_size: int | Literal["full"] = 3,
     grid: Sequence[int] | None = None,
     prefix: int | None = None,
     options: Mapping[str, object] | None = None,
@@ -98,7 +98,8 @@ def replace_heads(
         heads: Indices of heads (from 0) to replace, by module name. Pass exactly one of `heads` and `count`.
         count: Number of heads to replace; those with the lowest `HeadCandidate.cost` are chosen.
         layers: Names of the attention modules to choose from; None for all modules whose heads can be replaced.
-        kernel_size: Kernel size K, odd and at most 2 n - 1, with n tokens on the longer side of the image (or window).
+        kernel_size: Kernel size K, odd and at most 2 n - 1, with n tokens on the longer side of the image (or window);
+            `full` is 2 n - 1 in each layer, so that the kernel has all shifts.
         grid: Tokens per axis of an image, (height, width), if they cannot be inferred from the model; see `audit`.
         prefix: Number of class tokens and registers before the image tokens, if it cannot be inferred.
         options: Additional keyword arguments for the model's forward pass, usable with any number of images.
@@ -122,11 +123,14 @@ def replace_heads(
     call = checked_options(model, images, options)
     with blaming_images(model, images, call):
         tokens, passed_over = replaceable(model, images, layers=layers, grid=grid, prefix=prefix, options=call)
+    mixings = {}
     for name, part in tokens.items():
-        if kernel_size > (most := 2 * max(part.grid) - 1):  # no token can read larger shifts
+        most = 2 * max(part.grid) - 1  # no token can read larger shifts
+        size = most if kernel_size == "full" else kernel_size
+        if size > most:
             requirement = f"must be at most {most} for the {part.grid[0]} x {part.grid[1]} tokens of {name}"
             raise ValueError(bad("kernel_size", requirement, kernel_size))
-    mixings = {name: fit_mixing(part.of(slice(fitted)), kernel_size) for name, part in tokens.items()}
+        mixings[name] = fit_mixing(part.of(slice(fitted)), size)
     costs = _costs(model, images[: min(fitted, _RANKING_IMAGES)], tokens, mixings, call)
     held_out = {name: part.of(slice(fitted, None)) for name, part in tokens.items()}
     candidates = _candidates(held_out, mixings, costs)
@@ -150,13 +154,13 @@ def replace_heads(
     return Replacement(changed, tuple(chosen), tuple(candidates), errors, output_error, passed_over)
 
 
-def _check(heads: object, count: Any, layers: Any, kernel_size: int) -> None:
+def _check(heads: object, count: Any, layers: Any, kernel_size: object) -> None:
     if (heads is None) == (count is None):
         raise ValueError(bad("heads, count", "exactly one of the two must be given", f"heads={heads}, count={count}"))
     if count is not None:
         whole("count", count, 0)
-    if whole("kernel_size", kernel_size, 1) % 2 == 0:
-        raise ValueError(bad("kernel_size", "must be odd", kernel_size))
+    if kernel_size != "full" and whole("kernel_size", kernel_size, 1) % 2 == 0:
+        raise ValueError(bad("kernel_size", "must be odd, or 'full'", kernel_size))
     named = isinstance(layers, Collection) and len(layers) > 0 and not isinstance(layers, str)
     if layers is not None and not (named and all(isinstance(name, str) for name in layers)):
         raise ValueError(bad("layers", "must be a list of at least one name, or None", repr(layers)))

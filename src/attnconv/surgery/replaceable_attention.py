@@ -52,11 +52,10 @@ class LayerTokens:
         """Return attention (b, h, n, n) and values (b, h, n, d) of all heads."""
         return self.parts.maps_and_values(self.inputs, self.terms)
 
-    def blocks(self, kernel_size: int) -> Iterator["LayerTokens"]:
+    def blocks(self) -> Iterator["LayerTokens"]:
         """Yield the tokens of a few images at a time."""
         count, tokens, _ = self.inputs.shape
-        wide = (kernel_size**2 + 1 + self.prefix) * self.parts.head_dim
-        step = max(1, _BLOCK // (self.parts.heads * self.sequences * tokens * max(tokens, wide)))
+        step = max(1, _BLOCK // (self.parts.heads * self.sequences * tokens * max(tokens, self.parts.head_dim)))
         for start in range(0, count // self.sequences, step):
             yield self.of(slice(start, start + step))
 
