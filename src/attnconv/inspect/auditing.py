@@ -169,7 +169,7 @@ def audit(
         """Measure the batches of this process, which are distributed in turn; all processes validate all images."""
         running, shape = _RunningAudit(), None
         unreadable = running.left_out.setdefault
-        for number, some in enumerate(_batches(images, batch)):
+        for number, some in enumerate(image_batches(images, batch)):
             check_images(some, before=running.images, shape=shape)
             running.images, shape = running.images + len(some), tuple(some.shape[1:])
             if processes > 1:
@@ -303,7 +303,8 @@ def kernel_span(layer: SelfAttention, sizes: Sequence[int]) -> KernelSpan:
     return KernelSpan(found.missed, found.missed <= found.tolerance, few, "")
 
 
-def _batches(images: Tensor | Iterable[Tensor], batch: int) -> Iterator[Tensor]:
+def image_batches(images: Tensor | Iterable[Tensor], batch: int) -> Iterator[Tensor]:
+    """Yield batches of at most the given size; raise `TypeError` for anything but floating-point tensors."""
     for some in (images,) if isinstance(images, Tensor) or not isinstance(images, Iterable) else images:
         if not isinstance(some, Tensor):
             fix = "For a loader of images and labels, pass (images for images, labels in loader)."

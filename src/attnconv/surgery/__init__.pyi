@@ -1,3 +1,4 @@
+from .ablation_effects import HeadEffect as HeadEffect, HeadEffects as HeadEffects, head_effects as head_effects
 from .convolution_start import LayerStart as LayerStart
 from .convolved_attention import ConvolvedAttention as ConvolvedAttention
 from .head_ablation import HeadChange as HeadChange, ablated as ablated

@@ -149,7 +149,7 @@ def replace_heads(
             if module is old:  # a module may have several names
                 changed.set_submodule(place, new)
     with torch.no_grad():
-        after, before = (_output(each, images[fitted:], call) for each in (changed, model))
+        after, before = (nonzero_output(each, images[fitted:], call) for each in (changed, model))
     output_error = float((after - before).norm() / before.norm())
     return Replacement(changed, tuple(chosen), tuple(candidates), errors, output_error, passed_over)
 
@@ -186,7 +186,7 @@ def _costs(
     with torch.enable_grad(), ExitStack() as hooks:
         for name, part in tokens.items():
             hooks.enter_context(part.attention.register_forward_hook(partial(tap, name)))
-        output = _output(model, images, options)
+        output = nonzero_output(model, images, options)
     if not output.requires_grad:
         raise ValueError(bad("model", "must be differentiable with respect to its attention layers", "no gradient"))
     used = {name: part.of(slice(len(images))) for name, part in tokens.items()}
@@ -247,17 +247,23 @@ def _layer_error(tokens: LayerTokens, mixing: HeadMixing, heads: list[int]) -> f
     return float(relative_size((tokens.parts.finish(given) - old).norm(), tokens.outputs.norm()))
 
 
-def _output(model: nn.Module, images: Tensor, options: Mapping[str, object]) -> Tensor:
+def nonzero_output(model: nn.Module, images: Tensor, options: Mapping[str, object]) -> Tensor:
     """Return the first tensor of a model's output; raise an error if relative changes of it are undefined."""
+    output = output_of(model, images, options)
+    size = output.detach().flatten(1).norm(dim=1)
+    if not bool(((size > 0) & size.isfinite()).all()):
+        fix = "Errors are relative to the output. If the last layer's weights are zero, load or train weights first."
+        got = "zeros" if bool(size.isfinite().all()) else "NaN or infinity"
+        raise ValueError(bad("model", "must return finite values, not all zero, for each image", got, fix))
+    return output
+
+
+def output_of(model: nn.Module, images: Tensor, options: Mapping[str, object]) -> Tensor:
+    """Return the first tensor of a model's output, in evaluation mode."""
     with evaluating(model), uncompiled(model):
         output = first_tensor(model(images, **options))
     if output is None or not output.is_floating_point() or output.dim() == 0 or len(output) != len(images):
         got = "no tensor" if output is None else f"shape {tuple(output.shape)} of {output.dtype}"
         requirement = f"must return a floating-point tensor first, with a batch axis for {len(images)} images"
         raise ValueError(bad("model", requirement, got))
-    size = output.detach().flatten(1).norm(dim=1)
-    if not bool(((size > 0) & size.isfinite()).all()):
-        fix = "Errors are relative to the output. If the last layer's weights are zero, load or train weights first."
-        got = "zeros" if bool(size.isfinite().all()) else "NaN or infinity"
-        raise ValueError(bad("model", "must return finite values, not all zero, for each image", got, fix))
     return output
