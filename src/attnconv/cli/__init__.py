@@ -28,6 +28,7 @@ COMMANDS = {
     "prove": "compare convolutions with equivalent attention layers",
     "recast": "replace the convolutions of a network with attention",
     "audit": "measure how closely the attention of a model resembles convolution",
+    "ablate": "measure what each head contributes to the output of a model",
     "explore": "inspect the heads of a model on an interactive page",
     "prune": "remove heads with degenerate attention from a trained model",
     "calibrate": "measure this machine's speed to choose the faster algorithms",

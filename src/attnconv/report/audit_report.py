@@ -1,7 +1,5 @@
 """Report of an audit: `index.html`, `audit.json`, `audit.csv`, `figures/scores` and `figures/heads-00-NAME`, ..."""
 
-import csv
-import io
 import json
 import math
 import re
@@ -29,9 +27,10 @@ from attnconv.report.figure_style import (
     mark_query,
     nearly_uniform,
     printable,
+    shortened,
 )
 from attnconv.report.html_page import FigureFolder, Page, Section, render
-from attnconv.training.run_folder import write_text
+from attnconv.training.run_folder import write_csv, write_text
 
 _LAYER_CELLS: Mapping[str, Callable[[LayerAudit], str]] = {
     "layer": lambda layer: layer.name,
@@ -51,7 +50,6 @@ _HEAD_COLUMNS = ("head", "best shift", "mass", "constancy", "entropy", "distance
 _SHOWN = 4  # maximum number of layers whose figures are not folded
 
 _BAR, _PANEL = 0.27, 1.25  # inches
-_NAME_WIDTH = 44  # characters
 _COLUMNS = 6
 _LEAST_REACH, _MOST_REACH = 3, 7  # panels of 7 x 7 to 15 x 15 shifts
 _NOTE = (
@@ -120,11 +118,8 @@ def write_audit(
     out = Path(out)
     out.mkdir(parents=True, exist_ok=True)
     write_text(out / "audit.json", json.dumps({"title": title, **found.numbers()}, indent=1, allow_nan=False) + "\n")
-    rows, table, figures = found.rows(), io.StringIO(), FigureFolder(out / "figures", publication)
-    writer = csv.DictWriter(table, list(dict.fromkeys(name for row in rows for name in row)), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    write_text(out / "audit.csv", table.getvalue())
+    write_csv(out / "audit.csv", found.rows())
+    figures = FigureFolder(out / "figures", publication)
     versions = {"attnconv": attnconv.__version__, "torch": torch.__version__, "matplotlib": matplotlib.__version__}
     page = Page(
         title=title,
@@ -249,8 +244,7 @@ def draw_scores(names: Sequence[str], scores: Sequence[float], *, title: str) ->
     places = range(len(names))
     bars = axes.barh(places, scores, height=0.66, color=colour_of(0))
     axes.bar_label(bars, fmt="%.2f", padding=3, fontsize=8.0)
-    lines = [printable(name) for name in names]  # long names keep their ends, where layers differ
-    axes.set_yticks(places, [line if len(line) <= _NAME_WIDTH else f"...{line[3 - _NAME_WIDTH :]}" for line in lines])
+    axes.set_yticks(places, [shortened(name) for name in names])
     axes.set(xlim=(0, 1), ylim=(len(names) - 0.5, -0.5), xlabel="convolution score", axisbelow=True)
     axes.tick_params(left=False)
     axes.grid(axis="x", color=GRID, linewidth=0.7)

@@ -42,6 +42,7 @@ _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#
 _SHAPES = ("o", "s", "^", "D", "v", "P", "X", "h")
 
 _DPI = 200
+_NAME_WIDTH = 44  # characters
 _NARROWEST, _RIGHT = 4.6, 0.2  # inches: minimum width of a `PanelGrid`, and its right margin
 _STYLE: dict[str, object] = {
     "font.family": ["DejaVu Sans"],  # included in matplotlib
@@ -92,6 +93,12 @@ def printable(text: str, *, width: int | None = None) -> str:
     known = _letters()
     line = " ".join("".join(c if ord(c) in known or c.isspace() else "?" for c in text).split())
     return line if width is None else "\n".join(textwrap.wrap(line, width))
+
+
+def shortened(name: str) -> str:
+    """Return the name of a layer as a label; long names keep their ends, where layers differ."""
+    line = printable(name)
+    return line if len(line) <= _NAME_WIDTH else f"...{line[3 - _NAME_WIDTH :]}"
 
 
 @lru_cache(maxsize=1)

@@ -14,6 +14,8 @@
 Epochs are numbers of completed epochs: epoch 1 is the state after the first epoch.
 """
 
+import csv
+import io
 import json
 import os
 import platform
@@ -228,6 +230,15 @@ def write_json(file: Path, values: Mapping[str, Any]) -> None:
 def write_text(file: Path, text: str) -> None:
     """Replace a text file atomically."""
     write_atomically(file, text.encode())
+
+
+def write_csv(file: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Replace a CSV file atomically; the columns are all names in the rows."""
+    table = io.StringIO()
+    writer = csv.DictWriter(table, list(dict.fromkeys(name for row in rows for name in row)), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    write_text(file, table.getvalue())
 
 
 def _text(line: Mapping[str, Any]) -> str:

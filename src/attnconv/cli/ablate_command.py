@@ -1,0 +1,75 @@
+"""`attnconv ablate MODEL`: measure what every single head contributes to the output of a model."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from attnconv._util.errors import bad
+from attnconv._util.settings import Natural
+from attnconv.cli.image_inputs import DATA_SETS, AttentionOptions, Subject
+from attnconv.cli.output import print_text
+from attnconv.cli.parsing import Positional
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arguments(AttentionOptions):
+    """Change the attention of every head, one at a time, and print how much the output of the model changes.
+
+    The output change is the norm of the difference between the outputs, relative to the norm of the original output,
+    over all images. The accuracy is also printed if the model was built for the classes of --data (digits, cifar10).
+
+    Examples:
+        attnconv ablate runs/quadratic-digits --data digits --images 360
+        attnconv ablate timm:vit_tiny_patch16_224 --pretrained --data photos --csv heads.csv --figure heads
+        attnconv ablate runs/quadratic-digits --data digits --to convolution
+
+    Attributes:
+        model: Preset, run folder, weights file, hub:OWNER/NAME, timm:NAME, hf:NAME, torchvision:NAME or
+            package.module:function.
+        data: Input images (required): a folder of image files (searched recursively), digits or cifar10.
+        to: Replacement of a head's attention. zero: nothing. mean: its mean over queries. uniform: mean pooling. shift:
+            the nearest matrix with a single shift. convolution: the nearest matrix that depends only on the shift.
+            For models with window attention, only the first three are available.
+        csv: File for the table, as comma-separated values.
+        figure: Files for a heat map of the output change by layer and head: FIGURE.png and FIGURE.svg.
+    """
+
+    model: Positional[str]
+    images: Natural = 64
+    to: Literal["zero", "mean", "uniform", "shift", "convolution"] = "zero"
+    csv: Path | None = None
+    figure: Path | None = None
+
+
+def run(arguments: Arguments) -> None:
+    """Load the model, change its heads, and print and write the effects."""
+    if arguments.data is None:
+        raise ValueError(bad("--data", f"must be a folder of images, {' or '.join(DATA_SETS)}", "none"))
+    import torch
+
+    from attnconv.surgery import head_effects
+    from attnconv.training.progress_bars import working
+    from attnconv.training.run_folder import write_csv
+
+    if arguments.figure is not None:
+        from attnconv.report import draw_effects, save  # raises early if matplotlib is not installed
+    subject = Subject.load(arguments.model, arguments)
+    pictures, scale = subject.images(arguments.data, arguments)
+    labels, settings = None, subject.loaded.settings
+    same = settings is not None and settings.classes == len(pictures.classes)
+    if same and subject.loaded.classes in ((), pictures.classes):
+        labels = torch.tensor([pictures.classes.index(label) for label in pictures.labels])
+    with working(f"Ablating the heads of {arguments.model}"):
+        images = subject.normalised(pictures, scale)
+        found = head_effects(subject.loaded.model, images, labels=labels, to=arguments.to, **arguments.reading())
+    source = subject.loaded.source
+    size = f"{subject.sizes[0]} x {subject.sizes[1]} pixels"
+    title = f"{source[:1].upper()}{source[1:]}. Each head changed to {arguments.to}"
+    print_text(f"{title}, on {found.images} images of {arguments.data}, {size}.")
+    print(found)
+    if arguments.csv is not None:
+        arguments.csv.parent.mkdir(parents=True, exist_ok=True)
+        write_csv(arguments.csv, found.rows())
+    if arguments.figure is not None:
+        figure = arguments.figure
+        save(draw_effects(found, title=title), figure.with_suffix("") if figure.suffix in (".png", ".svg") else figure)
