@@ -20,8 +20,8 @@ class Arguments(AttentionOptions):
 
     Examples:
         attnconv ablate runs/quadratic-digits --data digits --images 360
-        attnconv ablate timm:vit_tiny_patch16_224 --pretrained --data photos --csv heads.csv --figure heads
-        attnconv ablate runs/quadratic-digits --data digits --to convolution
+        attnconv ablate runs/quadratic-digits --data digits --csv heads.csv --figure heads
+        attnconv ablate timm:vit_tiny_patch16_224 --pretrained --data photos --to mean
 
     Attributes:
         model: Preset, run folder, weights file, hub:OWNER/NAME, timm:NAME, hf:NAME, torchvision:NAME or

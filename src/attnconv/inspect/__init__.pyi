@@ -1,3 +1,4 @@
+from .attention_flow import attention_rollout as attention_rollout
 from .auditing import Audit as Audit, LayerAudit as LayerAudit, audit as audit
 from .capture import attention_operators as attention_operators, visit_attention as visit_attention
 from .chosen_queries import QueryMaps as QueryMaps, mean_query_maps as mean_query_maps, sample_queries as sample_queries
