@@ -20,7 +20,7 @@ class Arguments(AttentionOptions):
 
     Examples:
         attnconv ablate runs/quadratic-digits --data digits --images 360
-        attnconv ablate runs/quadratic-digits --data digits --csv heads.csv --figure heads
+        attnconv ablate runs/first --data digits --csv heads.csv --figure heads
         attnconv ablate timm:vit_tiny_patch16_224 --pretrained --data photos --to mean
 
     Attributes:
