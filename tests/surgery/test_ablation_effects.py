@@ -77,6 +77,7 @@ def test_unreadable_layers_must_be_deselected() -> None:
     assert {effect.layer for effect in head_effects(model, images, layers=["blocks.1.attn"]).heads} == {"blocks.1.attn"}
 
 
+@pytest.mark.usefixtures("unhooked")
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
