@@ -10,10 +10,9 @@ structure of the originals. The libraries are those of the extra `models`, and d
 """
 
 import argparse
-import json
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -191,7 +190,7 @@ HUGGING_FACE: dict[str, tuple[str, dict[str, Any], tuple[int, ...]]] = {
     "Siglip2Vision": ("Siglip2VisionModel", {**SMALL, "num_patches": 64}, (64, 192)),
     "PixtralVision": (
         "PixtralVisionModel",
-        {**IMAGE, "hidden_size": 48, "num_attention_heads": 3, "head_dim": 16},
+        {**IMAGE, "head_dim": 16},
         (3, 64, 64),
     ),
     "Hiera": ("HieraModel", {"embed_dim": 24, "image_size": [64, 64], "depths": [1, 1, 2, 1]}, (3, 64, 64)),
@@ -389,8 +388,6 @@ def main() -> None:
     print(summary)
     if arguments.out is not None:
         arguments.out.mkdir(parents=True, exist_ok=True)
-        numbers = {"versions": versions, "models": [{**asdict(entry), "verdict": entry.verdict} for entry in entries]}
-        (arguments.out / "models.json").write_text(json.dumps(numbers, indent=1) + "\n")
         table = "\n".join([HEADER, *(entry.row() for entry in entries)])
         used = ", ".join(f"{name} {number}" for name, number in versions.items())
         (arguments.out / "table.md").write_text(f"{summary}\n\nVersions: {used}.\n\n{table}\n")

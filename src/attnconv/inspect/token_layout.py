@@ -17,34 +17,33 @@ from attnconv.inspect.token_positions import CHANNELS
 
 @final
 @dataclass(frozen=True, eq=False)
+class TokenWindows:
+    """Keys of each sequence, arranged in a window: the product of their positions along each axis, row-major."""
+
+    # Positions of the keys along each axis, ascending; smaller windows end with -1.
+    lines: tuple[Int[Tensor, "s _"], ...]
+    cells: Int[Tensor, "s m"]  # index in the window of each key; the number of cells for other tokens
+    keys: Int[Tensor, "s _"]  # index in the image of each cell's key; the number of keys for empty cells
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        return tuple(line.shape[1] for line in self.lines)
+
+
+@final
+@dataclass(frozen=True, eq=False)
 class TokenLayout:
     """Positions of the tokens of one attention call in the image.
 
-    A call has one sequence for each image, window and head. If each sequence contains all tokens of an
-    image, `windows` is None.
+    A call has one sequence for each image, window and head. If each sequence contains all tokens of an image, `windows`
+    is None.
     """
 
     grid: Grid
     places: Int[Tensor, "b h q"]  # of each query of the image: sequence * tokens + index in the sequence
     prefix: int = 0  # number of tokens before the image's tokens, without windows: class tokens, registers
     suffix: int = 0  # number of tokens after them, without windows: detection tokens
-    windows: "TokenWindows | None" = None
-
-
-@final
-@dataclass(frozen=True, eq=False)
-class TokenWindows:
-    """Keys of each sequence, arranged on a window: the product of their positions along each axis, row-major."""
-
-    lines: tuple[
-        Int[Tensor, "s _"], ...
-    ]  # positions of the keys along each axis, ascending, then -1 in smaller windows
-    cells: Int[Tensor, "s m"]  # index in the window of each key; the number of cells for other tokens
-    keys: Int[Tensor, "s _"]  # index in the image of each cell's key; the number of keys for none
-
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        return tuple(line.shape[1] for line in self.lines)
+    windows: TokenWindows | None = None
 
 
 def layout_of(
@@ -136,8 +135,8 @@ def _grid(queries: Sequence[tuple[float, float, int]], keys: Sequence[tuple[floa
     return Grid(tuple(axes))
 
 
-def _windows(grid: Grid, keys: Int[Tensor, "s m"]) -> "TokenWindows":
-    """Arrange the keys of each sequence on the product of their positions along each axis."""
+def _windows(grid: Grid, keys: Int[Tensor, "s m"]) -> TokenWindows:
+    """Arrange the keys of each sequence in a window."""
     lines: list[Tensor] = []
     cells, count, rest = torch.zeros_like(keys), 1, keys
     for size in reversed(grid.sizes):

@@ -23,7 +23,7 @@ from attnconv.grid import Grid
 from attnconv.inspect.position_codes import NONE, SEVERAL, PositionCodes, Positions, are_equal, is_even
 from attnconv.inspect.position_rules import Call, rule_of, write_positions, writes
 
-# Usual numbers of channels of videos, by which this axis is found: the smallest rank. Latents have 4 or 16.
+# Priority of the number of channels in finding the channel axis of a video, lowest first. Latents have 4 or 16.
 CHANNEL_RANKS = {3: 0, 1: 1, 4: 2, 16: 2}
 CHANNELS = "it attends to channels instead of tokens"
 LINEAR = "it sums over tokens before it combines them with queries, so it has no attention map"
@@ -52,8 +52,8 @@ class TokenPositions(TorchDispatchMode):
     def start(self, images: Tensor, sizes: tuple[int, ...] = (), before: int = 0) -> None:
         """Set the positions of images, or of tokens, (b, tokens, c), with given sizes and `before` others first.
 
-        Images have the shape (b, c, *sizes). Videos may also have the shape (b, frames, c, *sizes), if the number of
-        channels is usual.
+        Images have the shape (b, c, *sizes). Videos may also have the shape (b, frames, c, *sizes); the channels are
+        recognised by their number (`CHANNEL_RANKS`).
         """
         if sizes:
             self.codes = PositionCodes(sizes)

@@ -76,7 +76,7 @@ class AttentionOperator(abc.ABC):
     def padding_mass(self, queries: Queries) -> Float[Tensor, "#b h r"]:
         """Return the attention of the given queries to padding positions whose value is zero (border rule `zero`)."""
 
-    def window_rows(self, queries: Queries) -> "WindowRows":
+    def window_rows(self, queries: Queries) -> WindowRows:
         """Return the rows of the given queries over the keys in their windows; without windows, over all keys."""
         chosen = query_indices(queries, self.grid, self.device)
         rows, shifts = self.rows(chosen).double().unflatten(-1, self.grid.sizes), []

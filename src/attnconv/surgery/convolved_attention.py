@@ -75,7 +75,7 @@ class Taps:
         return (total / inside.clamp_min(tiny)).clamp_max(mass.shape[1]).where(total > 0, 1.0)
 
     def sources(self, values: Float[Tensor, "b h tokens d"]) -> Float[Tensor, "b h sources d"]:
-        """Return the vectors that are columns of R: zero, all tokens, and the means over the keys of queries.
+        """Return the vectors of which the columns of R consist: zero, the values, and means of the image's values.
 
         Sequences of one image are consecutive. There is one mean for all queries, or one for each if there are masks.
         """
@@ -89,7 +89,10 @@ class Taps:
     def columns(
         self, profile: Float[Tensor, "h K K"], before: int
     ) -> tuple[Int[Tensor, "n z"], Float[Tensor, "w h n z"]]:
-        """Return the index among `sources` and the factor of each column of R, given the number of class tokens."""
+        """Return, for each query and column of R, the index of the vector in `sources` and its factor.
+
+        `before` is the number of class tokens and registers.
+        """
         count = self.index.shape[1]
         mean = torch.full((count, 1), 1 + before + count, device=self.index.device)
         if self.spread is not None:
@@ -127,14 +130,14 @@ def fit_mixing(tokens: LayerTokens, kernel_size: int = 3) -> HeadMixing:
     index, factors = shifts.columns(profile, tokens.prefix)
     factors = factors.double()
     # Inner products of the sources with one another and with the outputs, summed over images and channels.
-    products: Any = 0
-    targets: Any = 0
+    count = int(index.max()) + 1
+    products, targets = (factors.new_zeros(*factors.shape[:2], size, count) for size in (count, len(index)))
     for block in tokens.blocks():
         rows, values = block.maps_and_values()
         sources = shifts.sources(values).double().unflatten(0, (-1, len(factors)))
         outputs = (rows[:, :, block.prefix :] @ values).double().unflatten(0, (-1, len(factors)))
-        products = products + torch.einsum("iwhsd,iwhtd->whst", sources, sources)
-        targets = targets + torch.einsum("iwhnd,iwhsd->whns", outputs, sources)
+        products += torch.einsum("iwhsd,iwhtd->whst", sources, sources)
+        targets += torch.einsum("iwhnd,iwhsd->whns", outputs, sources)
     moment = (factors * targets.gather(3, index.expand_as(factors))).sum((0, 2))
     gram = weights.new_zeros(*weights.shape, weights.shape[1])
     for by_head, product in zip(factors, products, strict=True):
@@ -163,13 +166,13 @@ def mean_maps(tokens: LayerTokens, shifts: Taps, size: int) -> tuple[Float[Tenso
     """Return the mean attention at each shift of a kernel, and z0."""
     heads, before = tokens.parts.heads, tokens.prefix
     inside = shifts.inside.double()  # (w, taps, n)
-    mass, on_prefix = inside.new_zeros(heads, size**2), inside.new_zeros(heads, before)
     keys = (shifts.index.T + before - 1).clamp_min(0)  # (n, taps)
+    total = inside.new_zeros(len(inside), heads, len(keys), before + len(keys))  # of the maps of all images
     for block in tokens.blocks():
-        rows = block.maps_and_values()[0][:, :, before:].double()
-        on_prefix += rows[..., :before].sum((0, 2))
-        taken = rows.gather(3, keys.expand(*rows.shape[:2], -1, -1)).unflatten(0, (-1, len(inside)))
-        mass += torch.einsum("iwhnt,wtn->ht", taken, inside)
+        rows = block.maps_and_values()[0][:, :, before:]
+        total += rows.unflatten(0, (-1, len(inside))).sum(0, dtype=torch.float64)
+    on_prefix = total[..., :before].sum((0, 2))
+    mass = torch.einsum("whnt,wtn->ht", total.gather(3, keys.expand(*total.shape[:2], -1, -1)), inside)
     images = len(tokens.inputs) / len(inside)
     on_prefix = on_prefix / (len(tokens.inputs) * inside.shape[2])
     mass = mass / (images * inside.sum((0, 2))).clamp_min(1.0)  # no query can read some shifts of a large kernel
