@@ -43,6 +43,7 @@ from attnconv.inspect import audit, visit_attention
 from attnconv.models import build
 from attnconv.surgery import ablated
 from attnconv.surgery.head_ablation import HeadChange
+from experiments.small_vit import PoolingViT
 
 SIZES = (5, 7)
 POSITIONS: dict[str, Callable[[], Encoding]] = {
@@ -402,6 +403,11 @@ class TestArguments:
         assert statistics["heads"]["best column"] == [shift[1] for shift in numbers["best_shift"]]
         assert statistics["heads"]["content share"] == [0.0] * 4
         assert {len(values) for values in statistics["heads"].values()} == {4}
+
+    def test_attention_that_cannot_be_read_is_left_out(self) -> None:
+        with pytest.warns(UserWarning, match="left out: attn_pool$"):
+            found = read_payload(payload(PoolingViT(), images(2, 3, sizes=(32, 32))))
+        assert [layer.name for layer in found.layers] == ["blocks.0.attn", "blocks.1.attn"]
 
     @pytest.mark.parametrize(
         ("name", "value"), [("layer", 1), ("head", 4), ("head", -1), ("query", 35), ("time", 1), ("time", -2)]

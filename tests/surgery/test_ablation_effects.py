@@ -7,10 +7,11 @@ import torch
 from torch import Tensor, nn
 
 from attnconv import SelfAttention2d
+from attnconv.layers import GatedPositionalAttention
 from attnconv.models import build
 from attnconv.surgery import ablated, head_effects
 from attnconv.surgery.head_ablation import HeadChange
-from experiments.small_vit import PoolingViT, SmallViT
+from experiments.small_vit import Attention, PoolingViT, SmallViT
 
 
 @pytest.mark.parametrize("to", get_args(HeadChange))
@@ -70,11 +71,23 @@ def test_accuracy_of_a_known_model() -> None:
     assert str(plain).splitlines()[-1] == "attention     1         0.0000"
 
 
-def test_unreadable_layers_must_be_deselected() -> None:
+def test_unreadable_layers_are_listed() -> None:
     model, images = PoolingViT(), torch.randn(2, 3, 32, 32)
-    with pytest.raises(ValueError, match=r"model: .*attn_pool.*layers=\['blocks.0.attn', 'blocks.1.attn'\]"):
-        head_effects(model, images)
+    with pytest.warns(UserWarning, match="head_effects: .*: attn_pool$"):
+        found = head_effects(model, images)
+    assert list(dict.fromkeys(effect.layer for effect in found.heads)) == ["blocks.0.attn", "blocks.1.attn"]
+    assert list(found.left_out) == ["attn_pool"]
+    assert str(found).splitlines()[-1].startswith("Left out attn_pool: ")
     assert {effect.layer for effect in head_effects(model, images, layers=["blocks.1.attn"]).heads} == {"blocks.1.attn"}
+    with pytest.raises(ValueError, match="model: the attention of module 'attn_pool' must be readable"):
+        head_effects(model, images, layers=["attn_pool"])
+
+
+def test_gated_attention_is_listed() -> None:
+    model = nn.Sequential(GatedPositionalAttention(24, 2), Attention(24, 2))
+    with pytest.warns(UserWarning, match="left out: 0$"):
+        found = head_effects(model, torch.randn(2, 9, 24), grid=(3, 3))
+    assert {effect.layer for effect in found.heads} == {"1"}
 
 
 @pytest.mark.usefixtures("unhooked")

@@ -5,6 +5,7 @@ from typing import Any, get_args
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from attnconv import SelfAttention2d, from_conv
@@ -135,22 +136,70 @@ class TestOtherModules:
             model.blocks[1].attn.proj.weight.zero_()
             torch.testing.assert_close(got, model(images), **tolerance(torch.float32))
 
-    def test_windows_are_only_ablated(self) -> None:
+
+class Windows(nn.Module):
+    """Attention in windows of 4 x 4 on an image of 6 x 7, padded to 8 x 8 and rolled by 2."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attn = Attention(24, 3)
+        self.attn.fused_attn = False
+
+    def windows(self, x: Tensor) -> Tensor:
+        x = F.pad(x, (0, 1, 0, 2)).roll((-2, -2), (2, 3))
+        return x.unflatten(2, (2, 4)).unflatten(4, (2, 4)).permute(0, 2, 4, 3, 5, 1).flatten(3, 4).flatten(0, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.attn(self.windows(x))
+
+
+class TestWindows:
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_changed_heads_by_loops(self, kind: HeadChange) -> None:
+        model, images = Windows(), torch.randn(2, 24, 6, 7)
+        places = model.windows(torch.arange(1.0, 43.0).view(1, 1, 6, 7))[:, :, 0].long() - 1  # -1: padding
+        tokens = model.windows(images)
+        query, key, value = model.attn.qkv(tokens).unflatten(-1, (3, 3, 8)).permute(2, 0, 3, 1, 4)
+        rows = (model.attn.scale * query @ key.mT).softmax(-1).detach()
+        changed = self.changed(rows[:, 1], places.repeat(2, 1), kind)
+        rows = torch.stack([rows[:, 0], changed, rows[:, 2]], 1)
+        wanted = model.attn.proj((rows @ value).transpose(1, 2).flatten(2))
+        with ablated(model, {"attn": [1]}, to=kind):
+            torch.testing.assert_close(model(images), wanted, **tolerance(torch.float32))
+
+    def changed(self, rows: Tensor, places: Tensor, kind: HeadChange) -> Tensor:
+        if kind not in ("shift", "convolution"):
+            return expected(rows, kind)
+        pairs: dict[Any, list[tuple[int, int, int]]] = {}
+        for window, query, key in itertools.product(range(len(rows)), range(16), range(16)):
+            q, k = int(places[window, query]), int(places[window, key])
+            if q >= 0:
+                shift = (k // 7 - q // 7, k % 7 - q % 7) if k >= 0 else f"other key {key}"
+                pairs.setdefault(shift, []).append((window, query, key))
+        values = {shift: [float(rows[each]) for each in some] for shift, some in pairs.items()}
+        if kind == "convolution":
+            means = {shift: sum(some) / len(some) for shift, some in values.items()}
+        else:
+            gains = {shift: sum(2 * p - 1 for p in some) for shift, some in values.items() if isinstance(shift, tuple)}
+            means = {shift: float(shift == max(gains, key=gains.__getitem__)) for shift in pairs}
+        out = rows.clone()
+        for shift, some in pairs.items():
+            for each in some:
+                out[each] = means[shift]
+        return out
+
+    def test_model_with_windows(self) -> None:
         transformers: Any = pytest.importorskip("transformers")
         settings = transformers.SwinConfig(
             image_size=16, patch_size=2, embed_dim=8, depths=[2], num_heads=[2], window_size=4
         )
         model, images = transformers.SwinModel(settings).eval(), torch.randn(1, 3, 16, 16)
-        name = next(iter(attention_operators(model, images)))
-        with torch.no_grad(), ablated(model, {name: [1]}):
-            changed = model(images).last_hidden_state
-        with torch.no_grad():
-            assert (changed != model(images).last_hidden_state).any()
-        with (
-            pytest.raises(ValueError, match=r"attend to the whole image, got windows"),
-            ablated(model, {name: [1]}, to="shift"),
-        ):
-            model(images)
+        names = dict.fromkeys(attention_operators(model, images), (1,))
+        for kind in KINDS:
+            with torch.no_grad(), ablated(model, names, to=kind):
+                changed = model(images).last_hidden_state
+            with torch.no_grad():
+                assert (changed != model(images).last_hidden_state).any()
 
 
 class TestErrors:

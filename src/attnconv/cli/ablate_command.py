@@ -1,5 +1,6 @@
 """`attnconv ablate MODEL`: measure what every single head contributes to the output of a model."""
 
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -29,7 +30,6 @@ class Arguments(AttentionOptions):
         data: Input images (required): a folder of image files (searched recursively), digits or cifar10.
         to: Replacement of a head's attention. zero: nothing. mean: its mean over queries. uniform: mean pooling. shift:
             the nearest matrix with a single shift. convolution: the nearest matrix that depends only on the shift.
-            For models with window attention, only the first three are available.
         csv: File for the table, as comma-separated values.
         figure: Files for a heat map of the output change by layer and head: FIGURE.png and FIGURE.svg.
     """
@@ -59,6 +59,7 @@ def run(arguments: Arguments) -> None:
     same = settings is not None and settings.classes == len(pictures.classes)
     if same and subject.loaded.classes in ((), pictures.classes):
         labels = torch.tensor([pictures.classes.index(label) for label in pictures.labels])
+    warnings.filterwarnings("ignore", "head_effects: ")  # the table lists what is left out
     with working(f"Ablating the heads of {arguments.model}"):
         images = subject.normalised(pictures, scale)
         found = head_effects(subject.loaded.model, images, labels=labels, to=arguments.to, **arguments.reading())

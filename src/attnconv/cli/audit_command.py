@@ -52,6 +52,7 @@ def run(arguments: Arguments) -> None:
     out = arguments.out or Path("audits") / re.sub(r"[^\w.]+", "-", arguments.model).strip("-.")
     require_room("--out", out)
     from attnconv.inspect import audit
+    from attnconv.inspect.auditing import omissions
     from attnconv.report.audit_report import LAYER_COLUMNS, layer_row, write_audit
     from attnconv.training.progress_bars import tracked
 
@@ -77,7 +78,7 @@ def run(arguments: Arguments) -> None:
         return
     source = subject.loaded.source
     about = f"{source[:1].upper()}{source[1:]}. {about}"
-    for omission in found.omissions():
+    for omission in omissions(found.left_out):
         print(omission)
     print_text(about)  # the title of a table would be wrapped to the width of the table
     print_table("", LAYER_COLUMNS[:ON_SCREEN], [layer_row(layer)[:ON_SCREEN] for layer in found.layers])

@@ -90,7 +90,7 @@ def payload(
     Layers of this library are stored as tables of scores if their attention depends only on positions, and otherwise as
     queries and keys if these fit in the budget. Queries and keys may be stored with fewer channels, which changes each
     score by at most 0.01. For all other layers, probabilities are stored for all queries, or for as many evenly spaced
-    ones as fit.
+    ones as fit. Attention that cannot be read is left out, with a warning.
 
     Args:
         model: Any module with attention. It runs in evaluation mode and without gradients.
@@ -109,7 +109,7 @@ def payload(
             `attnconv.surgery.ablated`), which needs `classes` and runs the model twice per head.
 
     Raises:
-        ValueError: If attention cannot be shown; if images are missing, constant or rejected by the model; or if
+        ValueError: If no attention can be shown; if images are missing, constant or rejected by the model; or if
             `pictures` do not match `images`.
         TypeError: If `images` is not a floating-point tensor, or `budget` is not an integer.
 
@@ -125,7 +125,7 @@ def payload(
     no_images = images is None
     if images is None:
         images, pictures = _noise(model), Pictures()
-    audited = audit(model, images, **reading).layers
+    audited = audit(model, images, **reading).layers  # warns about attention that cannot be read
     if no_images and (content := [layer.name for layer in audited if not layer.position_only]):
         requirement = f"must be given, since attention depends on the image in {', '.join(content[:3])}"
         raise ValueError(bad("images", requirement, "none"))
@@ -193,7 +193,7 @@ def _store_layers(
         stored.append(replace(layer, statistics=statistics))
 
     with model.register_forward_hook(lambda *call: outputs.append(call[-1])):
-        visit_attention(model, images, store, **reading)
+        visit_attention(model, images, store, unreadable=lambda *_: None, **reading)
     return stored, outputs[-1] if outputs else None
 
 
@@ -250,7 +250,7 @@ def _with_ablations(model: nn.Module, images: Tensor, layer: PayloadLayer, **rea
             try:
                 with torch.no_grad(), evaluating(model), ablated(model, {layer.name: [head]}, to=kind, **reading):
                     heads.append(model(images).half().cpu())
-            except ValueError:  # windows, or gated attention
+            except ValueError:  # gated attention
                 return layer
         tensors[f"{kind}_logits"] = torch.stack(heads, 1)
     return replace(layer, tensors={**layer.tensors, **tensors})

@@ -101,9 +101,6 @@ class Audit:
                 rows.append({"layer": values.pop("name"), "head": head, **_flat(values)})
         return rows
 
-    def omissions(self) -> list[str]:
-        return [f"Left out {name or 'the model itself'}: {reason}." for name, reason in self.left_out.items()]
-
     def __str__(self) -> str:
         width = max(len("layer"), *(len(layer.name) for layer in self.layers))
         lines = [f"{'layer':<{width}}  heads  score  coverage  redundancy  constancy"]
@@ -113,7 +110,7 @@ class Audit:
                 f"{layer.name:<{width}}  {len(found.entropy):5d}  {found.convolution_score:5.3f}  "
                 f"{found.coverage:8.3f}  {found.redundancy:10.3f}  {float(found.constancy.nanmean()):9.3f}"
             )
-        return "\n".join([*lines, *self.omissions()])
+        return "\n".join([*lines, *omissions(self.left_out)])
 
 
 def audit(
@@ -149,7 +146,7 @@ def audit(
         TypeError: If `images` does not consist of floating-point tensors, or `queries` or `batch` is not an integer.
         ValueError: If there are no images; if an image is constant or not finite; if image sizes differ, or images
             differ between processes; if the model is sharded, rejects the images or `options`, or has no attention; or
-            if attention contains NaN, or no attention or none of the `layers` can be read.
+            if attention contains NaN, or no attention or not all of the `layers` can be read.
 
     Example:
         >>> from attnconv.convert import from_conv
@@ -189,14 +186,24 @@ def audit(
         running.merge(other)
     if not running.images:
         raise ValueError(bad("images", "must contain at least one image", 0))
-    if not running.layers:
-        named = "; ".join(f"{name!r}: {reason}" for name, reason in running.left_out.items())
-        raise ValueError(bad("model", "must contain at least one attention layer that can be read", named))
-    if running.left_out:
-        names = ", ".join(name or "the model itself" for name in running.left_out)
-        warnings.warn(f"audit: attention that could not be read was left out: {names}", stacklevel=2)
+    check_read("audit", running.layers, running.left_out)
     found = tuple(layer.result(name, model) for name, layer in running.layers.items())
     return Audit(found, running.images, running.left_out)
+
+
+def check_read(function: str, layers: Collection[str], left_out: Mapping[str, str]) -> None:
+    """Raise an error if no layer could be read, and warn about those that were left out; called by `function`."""
+    if not layers:
+        named = "; ".join(f"{name!r}: {reason}" for name, reason in left_out.items())
+        raise ValueError(bad("model", "must contain at least one attention layer that can be read", named))
+    if left_out:
+        names = ", ".join(name or "the model itself" for name in left_out)
+        warnings.warn(f"{function}: attention that could not be read was left out: {names}", stacklevel=3)
+
+
+def omissions(left_out: Mapping[str, str]) -> list[str]:
+    """Return one sentence for each module that was left out."""
+    return [f"Left out {name or 'the model itself'}: {reason}." for name, reason in left_out.items()]
 
 
 @final

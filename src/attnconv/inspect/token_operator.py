@@ -8,6 +8,7 @@ Rows are not renormalised: attention to class tokens, registers or the padding o
 from typing import final
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -93,6 +94,19 @@ class TokenOperator(AttentionOperator):
         heads = torch.zeros(self._source.sequences, dtype=torch.int64, device=self.device)
         number = torch.arange(self.heads, device=self.device)[None, :, None].expand_as(self._layout.places)
         return heads.scatter_(0, (self._layout.places // self._source.queries).flatten(), number.flatten())
+
+    def token_indices(self) -> tuple[Int[Tensor, "s q"], Int[Tensor, "s m"]]:
+        """Return the row-major index in the grid of each query and key of `token_rows`; -1 for other tokens."""
+        places, windows, count = self._layout.places, self._layout.windows, self.grid.key_count
+        queries = places.new_full((self._source.sequences * self._source.queries,), -1)
+        queries[places.flatten()] = all_queries(self.grid, self.device).repeat(self.batch * self.heads)
+        if windows is None:
+            keys = places.new_full((self._source.sequences, self._source.keys), -1)
+            keys[:, self.prefix : self.prefix + count] = torch.arange(count, device=self.device)
+        else:
+            found = windows.keys.where(windows.keys < count, -1)
+            keys = F.pad(found, (0, 1), value=-1).gather(1, windows.cells)
+        return queries.unflatten(0, (-1, self._source.queries)), keys
 
     def contract(self, x: Images, weight: Weights, groups: int = 1) -> Outputs:
         keys = x.flatten(1, -2)

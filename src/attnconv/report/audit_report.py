@@ -14,7 +14,7 @@ from matplotlib.patches import Rectangle
 
 import attnconv
 from attnconv._util.errors import bad
-from attnconv.inspect.auditing import KERNEL, Audit, LayerAudit
+from attnconv.inspect.auditing import KERNEL, Audit, LayerAudit, omissions
 from attnconv.models.preset_tables import Table
 from attnconv.report.figure_style import (
     ATTENTION,
@@ -128,7 +128,7 @@ def write_audit(
         sections=[*_layers(found, figures), _heads(found, figures)],
         origin=list(versions.items()),
         command=command,
-        notes=[*notes, *found.omissions()],
+        notes=[*notes, *omissions(found.left_out)],
     )
     path = out / "index.html"
     write_text(path, render(page))

@@ -7,7 +7,7 @@ where f is the model, and f_h the same model with the attention of head h change
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, final
 
 import torch
@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 from attnconv._util.errors import bad
 from attnconv._util.value_checks import check_module, whole
-from attnconv.inspect.auditing import image_batches
+from attnconv.inspect.auditing import check_read, image_batches, omissions
 from attnconv.inspect.capture import blaming_images, check_images, checked_options, visit_attention
 from attnconv.operators.base import AttentionOperator
-from attnconv.surgery.head_ablation import HeadChange, ablated
+from attnconv.surgery.head_ablation import GATED, HeadChange, ablated
 from attnconv.surgery.head_replacement import nonzero_output, output_of
 
 
@@ -51,12 +51,14 @@ class HeadEffects:
         to: How each head was changed, as in `ablated`.
         images: Number of images.
         accuracy: Accuracy of the unchanged model, 0 to 1; None without labels.
+        left_out: Reason why the heads of a module could not be changed, by module name.
     """
 
     heads: tuple[HeadEffect, ...]
     to: HeadChange
     images: int
     accuracy: float | None
+    left_out: Mapping[str, str] = field(default_factory=dict)
 
     def rows(self) -> list[dict[str, Any]]:
         """Return one dictionary per head, for `pandas.DataFrame`."""
@@ -68,9 +70,9 @@ class HeadEffects:
         for each in self.heads:
             accuracy = "" if each.accuracy is None else f"  {each.accuracy:8.4f}"
             lines.append(f"{each.layer:<{width}}  {each.head:4d}  {each.output_change:13.4f}{accuracy}")
-        return "\n".join(
-            [*lines, *([] if self.accuracy is None else [f"Accuracy without changes: {self.accuracy:.4f}"])]
-        )
+        if self.accuracy is not None:
+            lines.append(f"Accuracy without changes: {self.accuracy:.4f}")
+        return "\n".join([*lines, *omissions(self.left_out)])
 
 
 @torch.inference_mode(False)
@@ -89,7 +91,8 @@ def head_effects(
 ) -> HeadEffects:
     """Change every head of a model, one at a time, and measure how the output and the accuracy change.
 
-    The model runs once per head for every batch.
+    The model runs once per head for every batch. Attention that cannot be changed is listed in `HeadEffects.left_out`,
+    with a warning.
 
     Args:
         model: Any module that `visit_attention` can read. It runs in evaluation mode; its mode is restored.
@@ -98,7 +101,7 @@ def head_effects(
         labels: Class index of each image, (n,) int64 for n images in total; the model must then return logits,
             (b, classes). None measures only the output.
         to: How each head is changed, as in `ablated`. `shift` and `convolution` are computed from the images of one
-            batch. They require attention to the whole image, and raise an error for windows.
+            batch.
         batch: Batch size, at least 1.
         layers: Names of the attention modules whose heads are changed; None for all.
         grid: Tokens along each axis, (height, width), as in `visit_attention`.
@@ -109,8 +112,8 @@ def head_effects(
         TypeError: If `model` is not a module, `images` does not consist of floating-point tensors, or `batch` is not an
             integer.
         ValueError: If there are no images; if an image is constant, not finite or rejected by the model; if `to` is
-            unknown; if attention cannot be read or changed (the message lists the `layers` that can be read); if the
-            output is not finite or is zero for an image; or if `labels` do not match the images or the logits.
+            unknown; if no attention or not all of the `layers` can be read; if the output is not finite or is zero for
+            an image; or if `labels` do not match the images or the logits.
 
     Example:
         >>> from attnconv.models import build
@@ -124,16 +127,31 @@ def head_effects(
     sums: dict[tuple[str, int], list[float]] = {}  # squared change and number of correct predictions by head
     size, right, done, shape = 0.0, 0, 0, None
 
+    left_out: dict[str, str] = {}
+
     def visit(name: str, operator: AttentionOperator) -> None:
-        counts.setdefault(name, operator.heads)
+        if type(model.get_submodule(name)).__name__ in GATED:
+            left_out[name] = "its attention is the sum of two maps, with gates"
+        else:
+            counts.setdefault(name, operator.heads)
 
     for some in image_batches(images, whole("batch", batch, 1)):
         check_images(some, before=done, shape=shape)
         known = None if labels is None else labels[done : done + len(some)]
         done, shape, call = done + len(some), tuple(some.shape[1:]), checked_options(model, some, options)
         with blaming_images(model, some, options):
-            if not counts:
-                visit_attention(model, some, visit, grid=grid, prefix=prefix, layers=layers, options=options)
+            if done == len(some):
+                visit_attention(
+                    model,
+                    some,
+                    visit,
+                    grid=grid,
+                    prefix=prefix,
+                    layers=layers,
+                    options=options,
+                    unreadable=left_out.setdefault,
+                )
+                check_read("head_effects", counts, left_out)
             before = nonzero_output(model, some, call)
         size, right = size + _square(before), right + _correct(before, known)
         for name, count in counts.items():
@@ -151,7 +169,7 @@ def head_effects(
         HeadEffect(name, head, math.sqrt(change / size), None if labels is None else correct / done)
         for (name, head), (change, correct) in sums.items()
     )
-    return HeadEffects(tuple(effects), to, done, None if labels is None else right / done)
+    return HeadEffects(tuple(effects), to, done, None if labels is None else right / done, left_out)
 
 
 def _square(values: Tensor) -> float:

@@ -1,8 +1,9 @@
 """Change the attention of single heads while a model runs, to see what they contribute."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, TypeAlias, final, get_args
 
 import torch
@@ -18,6 +19,7 @@ from attnconv.operators.base import AttentionOperator
 
 HeadChange: TypeAlias = Literal["zero", "mean", "uniform", "shift", "convolution"]
 HEAD_CHANGES: tuple[HeadChange, ...] = get_args(HeadChange)
+GATED = ("GPSA", "GatedPositionalAttention")  # classes whose attention is not one matrix per head
 
 
 @contextmanager
@@ -39,9 +41,9 @@ def ablated(
         shift          1 at one shift from every query: the nearest such matrix
         convolution    the mean of P over all pairs of query and key with the same shift: the nearest such matrix
 
-    "Nearest" means in the Frobenius norm, over all images of a call together. Keys outside the image are ignored, as in
-    a convolution with zero padding. For `shift` and `convolution`, class tokens and registers attend as before; the
-    attention that they receive is 0 with `shift`, and its mean over queries with `convolution`.
+    "Nearest" means in the Frobenius norm, over all images and windows of a call together. Keys outside the image or the
+    window are ignored, as in a convolution with zero padding. For `shift` and `convolution`, class tokens and registers
+    attend as before; the attention that they receive is 0 with `shift`, and its mean over queries with `convolution`.
 
     Args:
         model: Any module that `visit_attention` can read. Attention dropout is not applied in the changed layers.
@@ -75,22 +77,18 @@ def ablated(
 
     def change(name: str, operator: AttentionOperator) -> Tensor:
         indices(f"heads[{name!r}]", chosen[name], operator.heads)
-        if type(modules[name]).__name__ in ("GPSA", "GatedPositionalAttention"):
-            requirement = "must have one attention matrix per head, without gates"
-            raise ValueError(bad(f"model.{name}", requirement, type(modules[name]).__name__))
+        if (kind := type(modules[name]).__name__) in GATED:
+            raise ValueError(bad(f"model.{name}", "must have one attention matrix per head, without gates", kind))
         if isinstance(operator, TokenOperator):
-            rows, heads, before = operator.token_rows(), operator.sequence_heads(), operator.prefix
-            windows = operator.window is not None
+            rows, heads, (queries, keys) = operator.token_rows(), operator.sequence_heads(), operator.token_indices()
         else:
             rows = operator.to_dense()
-            heads, before, windows = torch.arange(operator.heads).repeat(len(rows)), 0, False
+            heads = torch.arange(operator.heads, device=rows.device).repeat(len(rows))
+            queries, keys = (torch.arange(n, device=rows.device).expand(len(heads), n) for n in rows.shape[-2:])
         shape, rows = rows.shape, rows.flatten(0, -3)  # one map for each image, window and head
-        if windows and not {"shift", "convolution"}.isdisjoint(chosen[name].values()):
-            fix = "Change its heads to zero, mean or uniform."
-            raise ValueError(bad(f"model.{name}", "must attend to the whole image", "windows", fix))
-        pairs = None if windows else _Pairs.of(operator.grid, before, rows.shape[-1])
         for head, kind in chosen[name].items():
             some = (heads == head).nonzero().squeeze(1)
+            pairs = partial(_Pairs.of, operator.grid, queries[some], keys[some])
             rows = rows.index_copy(0, some, _changed(rows[some], kind, pairs))
         return rows.reshape(shape)
 
@@ -101,31 +99,36 @@ def ablated(
 @final
 @dataclass(frozen=True, eq=False)
 class _Pairs:
-    """Classes of pairs of an image token as the query and any token as the key; a convolution has one weight for each.
+    """Classes of pairs of query and key; a convolution has one weight for each class.
 
-    The first `shifts` classes are the shifts from query to key. Each key that is not a token of the image is one class.
+    The first `shifts` classes are the shifts from query to key. Then each key that is not a token of the image has one
+    class. The last class contains the pairs whose query is not a token of the image, which keep their attention.
+
+    Sequences with the same tokens, such as the same window of all images, are of the same kind.
     """
 
-    classes: Int[Tensor, "q m"]
+    classes: Int[Tensor, "w q m"]  # for each kind
     shifts: int
-    queries: slice  # the tokens of the image
+    kinds: Int[Tensor, "s"]  # of each sequence
 
     @staticmethod
-    def of(grid: Grid, before: int, keys: int) -> "_Pairs":
-        shift, shifts = torch.zeros(1, 1, dtype=torch.int64), 1
-        for axis in grid.axes:
-            steps = axis.spacing * torch.arange(axis.size) - axis.query_positions()[:, None]
-            least, count = int(steps.min()), int(steps.max() - steps.min()) + 1
-            # Queries and keys of the axes so far, then of this one.
-            shift = (shift[:, None, :, None] * count + (steps - least)[None, :, None, :]).flatten(0, 1).flatten(1)
-            shifts *= count
-        queries, inside = slice(before, before + len(shift)), slice(before, before + shift.shape[1])
-        classes = (shifts + torch.arange(keys)).repeat(len(shift), 1)
-        classes[:, inside] = shift
-        return _Pairs(classes, shifts, queries)
+    def of(grid: Grid, queries: Int[Tensor, "s q"], keys: Int[Tensor, "s m"]) -> "_Pairs":
+        """Classify the pairs of sequences, given the index in the grid of each token, or -1 for other tokens."""
+        tokens, kinds = torch.cat((queries, keys), 1).unique(dim=0, return_inverse=True)
+        query, key = tokens[:, : queries.shape[1], None], tokens[:, None, queries.shape[1] :]
+        others = torch.arange(keys.shape[1], device=keys.device)
+        inside, shown, classes, shifts = query >= 0, key >= 0, torch.zeros_like(query), 1
+        for axis in reversed(grid.axes):
+            positions = axis.query_positions(keys.device)
+            first, last = int(positions[0]), int(positions[-1])
+            shift = axis.spacing * (key % axis.size) - positions[query % axis.queries]
+            classes = classes + shifts * (shift + last)
+            shifts *= axis.spacing * (axis.size - 1) + 1 + last - first
+            query, key = query // axis.queries, key // axis.size
+        return _Pairs(classes.where(shown, shifts + others).where(inside, shifts + len(others)), shifts, kinds)
 
 
-def _changed(rows: Float[Tensor, "b n m"], kind: HeadChange, pairs: _Pairs | None) -> Float[Tensor, "b n m"]:
+def _changed(rows: Float[Tensor, "s q m"], kind: HeadChange, pairs: Callable[[], _Pairs]) -> Float[Tensor, "s q m"]:
     """Return the probabilities of one changed head."""
     if kind == "zero":
         return torch.zeros_like(rows)
@@ -133,13 +136,15 @@ def _changed(rows: Float[Tensor, "b n m"], kind: HeadChange, pairs: _Pairs | Non
         return rows.mean(1, keepdim=True).expand_as(rows)
     if kind == "uniform":
         return torch.full_like(rows, 1 / rows.shape[2])
-    assert pairs is not None
-    classes, image = pairs.classes.to(rows.device), rows[:, pairs.queries]
-    counts = len(rows) * classes.flatten().bincount()
-    sums = rows.new_zeros(len(counts)).index_add(0, classes.flatten(), image.sum(0).flatten())
+    made = pairs()
+    classes, count = made.classes, made.shifts + rows.shape[2]
+    sums = rows.new_zeros(classes.shape).index_add(0, made.kinds, rows)
+    sums = rows.new_zeros(count + 1).index_add(0, classes.flatten(), sums.flatten())
+    numbers = rows.new_zeros(classes.shape) + made.kinds.bincount()[:, None, None]
+    numbers = rows.new_zeros(count + 1).index_add(0, classes.flatten(), numbers.flatten())
     if kind == "convolution":
-        image = (sums / counts)[classes].expand_as(image)
+        values = sums / numbers
     else:  # |P - S|^2 for the matrix S of a shift, without the terms that all shifts have in common
-        best = (counts - 2 * sums)[: pairs.shifts].where(counts[: pairs.shifts] > 0, torch.inf).argmin()
-        image = (classes == best).to(rows.dtype).expand_as(image)
-    return torch.cat((rows[:, : pairs.queries.start], image, rows[:, pairs.queries.stop :]), 1)
+        most = (numbers - 2 * sums)[: made.shifts].where(numbers[: made.shifts] > 0, torch.inf).argmin()
+        values = torch.zeros_like(sums).index_fill(0, most, 1.0)
+    return values[classes][made.kinds].where((classes < count)[made.kinds], rows)
