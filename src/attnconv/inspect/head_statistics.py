@@ -47,7 +47,8 @@ class LayerStatistics:
         content_share: Share of the variance of the probabilities that is due to differences between the images of a
             batch, (h,), 0 to 1; None if every batch had one image, or if attention is independent of it.
         position_share: 1 - content_share, the share of this variance that positions explain; None if that is None.
-        constancy: How constant attention is as the query moves, (h,), 0 to 1; NaN if no attention is on the image.
+        constancy: Share of the attention map's energy that survives the projection on shift-invariant matrices, (h,),
+            0 to 1; NaN if no attention is on the image.
         best_shift: Shift (key minus query) with the largest mean attention, (h, dims) int64, in positions.
         shift_mass: Mean attention at the best shift, (h,), 0 to 1.
         gaussian_overlap: Overlap of profile and Gaussian, (h,), 0 to 1; NaN if no attention is on the image.

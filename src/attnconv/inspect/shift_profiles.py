@@ -11,10 +11,11 @@ one query per position, up to half of the axis in each direction. A head that im
 
     constancy  c_h = sum_delta |Q(delta)| p_h(delta)^2 / sum_delta sum_{q in Q(delta)} A_h[q, q + delta]^2
 
-is the share of the squared probabilities that the mean pattern explains. It is 1 only if A_h[q, q + delta] is the same
-for all q, as in a convolution. It uses only queries whose receptive field is centred at least a quarter of each axis
-away from the ends. The shift from a query to that centre is the mean key position minus the mean query position: 0
-with one query per position, (K - 1) / 2 for a kernel of K taps without padding.
+is the share of the map's energy (its squared probabilities) that survives the projection on the shift-invariant
+(Toeplitz) matrices. It is 1 only if A_h[q, q + delta] is the same for all q, as in a convolution. It uses only queries
+whose receptive field is centred at least a quarter of each axis away from the ends. The shift from a query to that
+centre is the mean key position minus the mean query position: 0 with one query per position, (K - 1) / 2 for a kernel
+of K taps without padding.
 """
 
 import math
@@ -44,7 +45,8 @@ class ShiftProfile:
         counts: Number of queries q with a key at q + delta, added over images, (*shifts) int64.
         noise: Estimated sampling variance of p_h(delta), shaped like `mass`: s^2 / (n - 1), with s^2 the variance of
             A_h[q, q + delta] over queries and images, and n the number of these queries in one image.
-        constancy: How constant attention is as the query moves, 0 to 1, (h,) float64; NaN if all attention is 0.
+        constancy: Share of the attention map's energy that survives the projection on shift-invariant matrices, 0 to 1,
+            (h,) float64; NaN if all attention is 0.
         reach: Smallest and largest shift in `mass` along each axis, in positions.
         middle: Smallest and largest possible shift from a query to the centre of its receptive field, for each axis.
         key_count: Number of keys to which a query can attend.

@@ -39,7 +39,8 @@ class HeadCandidate:
     Attributes:
         layer: Name of the attention module.
         head: Index of the head in the module, from 0.
-        constancy: How similar the attention of different queries is as a function of shift, 0 to 1; see `ShiftProfile`.
+        constancy: Share of the attention map's energy that survives the projection on shift-invariant matrices, 0 to 1;
+            see `ShiftProfile`.
         error: `|fitted - actual| / |actual|` of the head's output at the image tokens of held-out images. If windows
             extend beyond the image, their padding tokens are included.
         cost: Relative change in the model's output, to first order, if only this head is replaced.
