@@ -26,6 +26,24 @@ def uniform(model: SmallViT, head: int) -> SmallViT:
     return model
 
 
+def attend_far_away(model: SmallViT) -> None:
+    """Let all heads of layer 1 attend to the token four columns away: to the right or left, wherever there is one."""
+    places = torch.arange(64).reshape(8, 8)
+    code = 10 * torch.nn.functional.normalize(torch.randn(64, 16), dim=1)
+    for weight in (
+        model.patch_embed.proj,
+        *(part for block in model.blocks for part in (block.attn.proj, block.mlp.fc2)),
+    ):
+        weight.weight.data[:32] = 0  # these channels contain only positions
+    model.pos_embed.data[0, :, :16] = code[places.roll(4, 1).flatten()]
+    model.pos_embed.data[0, :, 16:32] = code
+    attention = model.blocks[1].attn
+    attention.qkv.weight.data[:128] = 0
+    for head in range(4):
+        attention.qkv.weight.data[16 * head : 16 * head + 16, :16] = 4000 * torch.eye(16)
+        attention.qkv.weight.data[64 + 16 * head : 80 + 16 * head, 16:32] = torch.eye(16)
+
+
 def circular_shift(prefix: int, shift: tuple[int, int]) -> LayerTokens:
     """Return tokens with positions as codes, such that head 0 attends to one circular shift."""
     model = sharp(prefix)
@@ -129,6 +147,18 @@ class TestErrors:
         torch.testing.assert_close(full.model(images()), largest.model(images()), rtol=0, atol=0)
         kernel = next(value for name, value in full.model.named_parameters() if name.endswith("attn.kernel"))
         assert kernel.shape[1:] == (15, 15)
+
+    def test_each_layer_uses_the_kernel_that_is_worth_it(self) -> None:
+        model, (near, far) = sharp(0), ("blocks.0.attn", "blocks.1.attn")
+        for head in range(4):
+            uniform(model, head)  # 1 x 1 is enough, and larger kernels reduce an error that is nearly 0
+        attend_far_away(model)
+        single = {size: replace_heads(model, images(), count=8, kernel_size=size) for size in (1, 3, 15)}
+        both = replace_heads(model, images(), count=8, kernel_size=("full", 1, 3))
+        assert {entry.layer: entry.kernel_size for entry in both.candidates} == {near: 1, far: 15}
+        for entry in both.candidates:
+            assert entry in single[entry.kernel_size].candidates
+        assert both.output_error < 0.1 * single[3].output_error
 
     def test_least_squares_is_nearer_than_the_mean_on_its_own_images(self) -> None:
         part = tokens_of(sharp(), 6)
@@ -275,6 +305,8 @@ class TestRefusals:
             ({}, "heads, count: .*got heads=None, count=None"),
             ({"count": 1, "kernel_size": 2}, "kernel_size: must be odd, or 'full', got 2"),
             ({"count": 1, "kernel_size": 17}, "kernel_size: .*got 17"),
+            ({"count": 1, "kernel_size": (3, 17)}, "kernel_size: .*got 17"),
+            ({"count": 1, "kernel_size": ()}, r"kernel_size: must contain at least one size, got \(\)"),
             ({"count": -1}, "count: .*got -1"),
             ({"count": 9}, "count: .*got 9"),
             ({"heads": {NAME: [9]}}, r"heads\['blocks.0.attn'\]: .*from 0 to 3, got \[9\]"),

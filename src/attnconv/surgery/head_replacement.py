@@ -8,11 +8,13 @@ The ratio is averaged over images. One backward pass per sample of r is enough f
 """
 
 import copy
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Generic, Literal, TypeVar, final
+from statistics import fmean
+from typing import Any, Generic, Literal, TypeAlias, TypeVar, final
 
 import torch
 from jaxtyping import Float
@@ -29,6 +31,9 @@ from attnconv.surgery.replaceable_attention import LayerTokens, relative_size, r
 Model = TypeVar("Model", bound=nn.Module)
 _DRAWS = 8  # number of samples of r
 _RANKING_IMAGES = 16  # maximum number of images from which costs are computed
+_GAIN = 0.1  # minimum reduction of a layer's cost by a larger kernel, relative to the mean cost of a layer
+
+KernelSize: TypeAlias = int | Literal["full"]
 
 
 @final
@@ -44,6 +49,7 @@ class HeadCandidate:
         error: `|fitted - actual| / |actual|` of the head's output at the image tokens of held-out images. If windows
             extend beyond the image, their padding tokens are included.
         cost: Relative change in the model's output, to first order, if only this head is replaced.
+        kernel_size: Kernel size K of its layer.
     """
 
     layer: str
@@ -51,6 +57,7 @@ class HeadCandidate:
     constancy: float
     error: float
     cost: float
+    kernel_size: int
 
 
 @final
@@ -83,7 +90,7 @@ def replace_heads(
     heads: Mapping[str, Iterable[int]] | None = None,
     count: int | None = None,
     layers: Collection[str] | None = None,
-    kernel_size: int | Literal["full"] = 3,
+    kernel_size: KernelSize | Sequence[KernelSize] = 3,
     grid: Sequence[int] | None = None,
     prefix: int | None = None,
     options: Mapping[str, object] | None = None,
@@ -100,7 +107,9 @@ def replace_heads(
         count: Number of heads to replace; those with the lowest `HeadCandidate.cost` are chosen.
         layers: Names of the attention modules to choose from; None for all modules whose heads can be replaced.
         kernel_size: Kernel size K, odd and at most 2 n - 1, with n tokens on the longer side of the image (or window);
-            `full` is 2 n - 1 in each layer, so that the kernel has all shifts.
+            `full` is 2 n - 1 in each layer, so that the kernel has all shifts. If several sizes are given, each layer
+            uses the smallest one, unless a larger one reduces the norm of its heads' costs by more than 10 % of the
+            mean of this norm over layers.
         grid: Tokens per axis of an image, (height, width), if they cannot be inferred from the model; see `audit`.
         prefix: Number of class tokens and registers before the image tokens, if it cannot be inferred.
         options: Additional keyword arguments for the model's forward pass, usable with any number of images.
@@ -118,21 +127,23 @@ def replace_heads(
     """
     check_module(model)
     check_images(images, least=2)  # one to fit kernels and one held out
-    _check(heads, count, layers, kernel_size)
+    _check(heads, count, layers)
+    sizes = _sizes(kernel_size)
     images = images.clone() if images.is_inference() else images  # costs need gradients
     fitted = max(1, len(images) * 3 // 4)
     call = checked_options(model, images, options)
     with blaming_images(model, images, call):
         tokens, passed_over = replaceable(model, images, layers=layers, grid=grid, prefix=prefix, options=call)
-    mixings = {}
-    for name, part in tokens.items():
-        most = 2 * max(part.grid) - 1  # no token can read larger shifts
-        size = most if kernel_size == "full" else kernel_size
-        if size > most:
-            requirement = f"must be at most {most} for the {part.grid[0]} x {part.grid[1]} tokens of {name}"
-            raise ValueError(bad("kernel_size", requirement, kernel_size))
-        mixings[name] = fit_mixing(part.of(slice(fitted)), size)
-    costs = _costs(model, images[: min(fitted, _RANKING_IMAGES)], tokens, mixings, call)
+    mixings: dict[str, HeadMixing] = {}
+    costs: dict[str, Tensor] = {}
+    typical = 0.0
+    for size in sizes:
+        found = {name: fit_mixing(part.of(slice(fitted)), _size_in(name, part, size)) for name, part in tokens.items()}
+        of_size = _costs(model, images[: min(fitted, _RANKING_IMAGES)], tokens, found, call)
+        typical = typical or fmean(float(cost.norm()) for cost in of_size.values())
+        for name, cost in of_size.items():
+            if name not in costs or costs[name].norm() - cost.norm() > _GAIN * typical:
+                mixings[name], costs[name] = found[name], cost
     held_out = {name: part.of(slice(fitted, None)) for name, part in tokens.items()}
     candidates = _candidates(held_out, mixings, costs)
     if heads is None:
@@ -155,18 +166,38 @@ def replace_heads(
     return Replacement(changed, tuple(chosen), tuple(candidates), errors, output_error, passed_over)
 
 
-def _check(heads: object, count: Any, layers: Any, kernel_size: object) -> None:
+def _check(heads: object, count: Any, layers: Any) -> None:
     if (heads is None) == (count is None):
         raise ValueError(bad("heads, count", "exactly one of the two must be given", f"heads={heads}, count={count}"))
     if count is not None:
         whole("count", count, 0)
-    if kernel_size != "full" and whole("kernel_size", kernel_size, 1) % 2 == 0:
-        raise ValueError(bad("kernel_size", "must be odd, or 'full'", kernel_size))
     named = isinstance(layers, Collection) and len(layers) > 0 and not isinstance(layers, str)
     if layers is not None and not (named and all(isinstance(name, str) for name in layers)):
         raise ValueError(bad("layers", "must be a list of at least one name, or None", repr(layers)))
     if heads is not None and not isinstance(heads, Mapping):
         raise ValueError(bad("heads", "must map names of attention modules to lists of head indices", repr(heads)))
+
+
+def _sizes(kernel_size: KernelSize | Sequence[KernelSize]) -> list[KernelSize]:
+    """Return the kernel sizes in ascending order."""
+    sizes = list(kernel_size) if isinstance(kernel_size, Sequence) and kernel_size != "full" else [kernel_size]
+    for size in sizes:
+        if size != "full" and whole("kernel_size", size, 1) % 2 == 0:
+            raise ValueError(bad("kernel_size", "must be odd, or 'full'", size))
+    if not sizes:
+        raise ValueError(bad("kernel_size", "must contain at least one size", kernel_size))
+    return sorted(sizes, key=lambda size: math.inf if size == "full" else size)
+
+
+def _size_in(name: str, part: LayerTokens, size: KernelSize) -> int:
+    """Return a kernel size for a layer as an integer."""
+    most = 2 * max(part.grid) - 1  # no token can read larger shifts
+    if size == "full":
+        return most
+    if size > most:
+        requirement = f"must be at most {most} for the {part.grid[0]} x {part.grid[1]} tokens of {name}"
+        raise ValueError(bad("kernel_size", requirement, size))
+    return size
 
 
 def _costs(
@@ -219,8 +250,9 @@ def _candidates(
     for name, part in tokens.items():
         error, given = (each.transpose(0, 1).flatten(1).norm(dim=1) for each in mixing_errors(part, mixings[name]))
         measures = (part.constancy, relative_size(error, given), costs[name])
-        rows = zip(*(measure.tolist() for measure in measures), strict=True)
-        found += [HeadCandidate(name, head, *row) for head, row in enumerate(rows)]
+        columns = (measure.tolist() for measure in measures)
+        sizes = [mixings[name].profile.shape[-1]] * part.parts.heads
+        found += [HeadCandidate(name, *row) for row in zip(range(len(sizes)), *columns, sizes, strict=True)]
     return sorted(found, key=lambda entry: entry.cost)
 
 
