@@ -4,6 +4,7 @@ from typing import Any, get_args
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from attnconv import SelfAttention2d
@@ -83,6 +84,33 @@ def test_unreadable_layers_are_listed() -> None:
         head_effects(model, images, layers=["attn_pool"])
 
 
+class PartlyReadable(nn.Module):
+    """Attention among tokens, and to a learned memory, in one module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = Memory(24, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.attention(x)
+        return out
+
+
+class Memory(Attention):
+    def forward(self, x: Tensor) -> Tensor:
+        query = torch.randn(1, 1, 5, 24, generator=torch.Generator().manual_seed(0)).expand(len(x), -1, -1, -1)
+        memory = F.scaled_dot_product_attention(query, x[:, None], x[:, None])
+        return super().forward(x) + memory.mean((1, 2))[:, None]
+
+
+def test_partly_readable_modules_are_listed() -> None:
+    model, tokens = nn.Sequential(PartlyReadable(), Attention(24, 3)), torch.randn(2, 9, 24)
+    with pytest.warns(UserWarning, match="left out: 0.attention$") as warned:
+        found = head_effects(model, tokens, grid=(3, 3))
+    assert {effect.layer for effect in found.heads} == {"1"}
+    assert warned[0].filename == __file__
+
+
 def test_gated_attention_is_listed() -> None:
     model = nn.Sequential(GatedPositionalAttention(24, 2), Attention(24, 2))
     with pytest.warns(UserWarning, match="left out: 0$"):
@@ -101,7 +129,9 @@ def test_gated_attention_is_listed() -> None:
         ({"to": "half"}, "to: .*got 'half'"),
         ({"batch": 0}, "batch: .*got 0"),
         ({"layers": ["head"]}, r"layers: .*got \['head'\]"),
-        ({"labels": torch.tensor([0])}, r"labels: .*got \[0\]"),
+        ({"labels": torch.tensor([0])}, r"labels: .*\(2\), got 1"),
+        ({"labels": [0, 1]}, "labels: must be an int64 tensor .*got list"),
+        ({"labels": torch.tensor([0.0, 1.0])}, r"labels: must be an int64 tensor .*got \(2,\) torch.float32"),
         ({"labels": torch.tensor([0, 1, 2])}, r"labels: .*\(2\), got 3"),
         ({"labels": torch.tensor([0, 10])}, r"labels: .*shape \(2, 10\), got \[0, 10\]"),
         ({"options": {"mask": 1}}, "options: .*got mask"),

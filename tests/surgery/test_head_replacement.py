@@ -303,7 +303,8 @@ class TestRefusals:
         ("arguments", "message"),
         [
             ({}, "heads, count: .*got heads=None, count=None"),
-            ({"count": 1, "kernel_size": 2}, "kernel_size: must be odd, or 'full', got 2"),
+            ({"count": 1, "kernel_size": 2}, "kernel_size: must be an odd integer, or 'full', got 2"),
+            ({"count": 1, "kernel_size": "Full"}, "kernel_size: must be .* 'full', got 'Full'"),
             ({"count": 1, "kernel_size": 17}, "kernel_size: .*got 17"),
             ({"count": 1, "kernel_size": (3, 17)}, "kernel_size: .*got 17"),
             ({"count": 1, "kernel_size": ()}, r"kernel_size: must contain at least one size, got \(\)"),

@@ -29,7 +29,8 @@ class Arguments(AttentionOptions):
             package.module:function.
         data: Input images (required): a folder of image files (searched recursively), digits or cifar10.
         to: Replacement of a head's attention. zero: nothing. mean: its mean over queries. uniform: mean pooling. shift:
-            the nearest matrix with a single shift. convolution: the nearest matrix that depends only on the shift.
+            1 at the shift with the largest mean attention. convolution: the nearest matrix that depends only on the
+            shift.
         csv: File for the table, as comma-separated values.
         figure: Files for a heat map of the output change by layer and head: FIGURE.png and FIGURE.svg.
     """

@@ -29,7 +29,7 @@ from attnconv.inspect.shift_profiles import shift_profile
 from attnconv.layers.self_attention import SelfAttention
 from attnconv.operators.base import AttentionOperator
 from attnconv.operators.toeplitz import Toeplitz
-from attnconv.surgery.head_ablation import HeadChange, ablated
+from attnconv.surgery.head_ablation import GATED, HeadChange, ablated
 from attnconv.theory.conv_taps import Convolution
 from attnconv.training.run_folder import RunFolder, choose_epochs
 
@@ -136,7 +136,12 @@ def payload(
         logits = logits_of(output, len(images), len(classes))
     shown = [_over_time_or_images(layer, snapshots, len(pictures.pixels)) for layer in stored]
     if logits is not None and ablations:
-        shown = [_with_ablations(model, images, layer, grid=grid, prefix=prefix) for layer in shown]
+        shown = [
+            _with_ablations(model, images, layer, grid=grid, prefix=prefix)
+            if _can_be_changed(model, layer, shown)
+            else layer
+            for layer in shown
+        ]
     found = Payload(
         title=title or type(model).__name__,
         library=attnconv.__version__,
@@ -240,18 +245,22 @@ def logits_of(output: object, images: int, classes: int) -> Tensor | None:
     return output.detach().float().cpu().contiguous() if bool(output.isfinite().all()) else None
 
 
+def _can_be_changed(model: nn.Module, layer: PayloadLayer, layers: Sequence[PayloadLayer]) -> bool:
+    """Return whether `ablated` can change only this layer: one call of a module without gates."""
+    modules = dict(model.named_modules())
+    repeated = any(other.name.startswith(f"{layer.name} (call ") for other in layers)
+    return layer.name in modules and type(modules[layer.name]).__name__ not in GATED and not repeated
+
+
 def _with_ablations(model: nn.Module, images: Tensor, layer: PayloadLayer, **reading: Any) -> PayloadLayer:
-    """Add the logits with each head of a layer changed; nothing if heads of this layer cannot be replaced."""
+    """Add the logits with each head of a layer changed."""
     changes: tuple[HeadChange, ...] = ("zero", "convolution")
     tensors = {}
     for kind in changes:
         heads = []
         for head in range(layer.heads):
-            try:
-                with torch.no_grad(), evaluating(model), ablated(model, {layer.name: [head]}, to=kind, **reading):
-                    heads.append(model(images).half().cpu())
-            except ValueError:  # gated attention
-                return layer
+            with torch.no_grad(), evaluating(model), ablated(model, {layer.name: [head]}, to=kind, **reading):
+                heads.append(model(images).half().cpu())
         tensors[f"{kind}_logits"] = torch.stack(heads, 1)
     return replace(layer, tensors={**layer.tensors, **tensors})
 

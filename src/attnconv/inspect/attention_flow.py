@@ -63,7 +63,8 @@ def attention_rollout(
         tokens: tuple[object, ...] = (operator.grid.sizes, 0, 0)
         if isinstance(operator, TokenOperator):
             if operator.window is not None:
-                raise ValueError(bad(f"model.{name}", "must attend to the whole image", "windows"))
+                got = "windows, or tokens in another order"
+                raise ValueError(bad(f"model.{name}", "must attend to the whole image", got, OTHERS))
             tokens, rows = (operator.grid.sizes, operator.prefix, operator.suffix), operator.token_rows()
         else:
             rows = operator.to_dense()

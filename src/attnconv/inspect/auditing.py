@@ -186,19 +186,22 @@ def audit(
         running.merge(other)
     if not running.images:
         raise ValueError(bad("images", "must contain at least one image", 0))
-    check_read("audit", running.layers, running.left_out)
+    for name in running.left_out:
+        if name in running.layers:
+            running.left_out[name] += " (in one of its calls; the others were measured)"
+    check_read("audit", running.layers, running.left_out, stacklevel=3)
     found = tuple(layer.result(name, model) for name, layer in running.layers.items())
     return Audit(found, running.images, running.left_out)
 
 
-def check_read(function: str, layers: Collection[str], left_out: Mapping[str, str]) -> None:
+def check_read(function: str, layers: Collection[str], left_out: Mapping[str, str], *, stacklevel: int) -> None:
     """Raise an error if no layer could be read, and warn about those that were left out; called by `function`."""
     if not layers:
         named = "; ".join(f"{name!r}: {reason}" for name, reason in left_out.items())
         raise ValueError(bad("model", "must contain at least one attention layer that can be read", named))
     if left_out:
         names = ", ".join(name or "the model itself" for name in left_out)
-        warnings.warn(f"{function}: attention that could not be read was left out: {names}", stacklevel=3)
+        warnings.warn(f"{function}: attention that could not be read was left out: {names}", stacklevel=stacklevel)
 
 
 def omissions(left_out: Mapping[str, str]) -> list[str]:

@@ -119,7 +119,6 @@ def changing_attention(
     sizes, names = None if grid is None else tuple(grid), None if layers is None else frozenset(layers)
     state = _Visit(change, sizes, prefix, names, unreadable if layers is None else None)
     with ExitStack() as hooks:
-        hooks.enter_context(model.register_forward_pre_hook(state.start, with_kwargs=True))
         for name, module in model.named_modules():
             state.watch(name, module, hooks)
         try:
@@ -272,8 +271,8 @@ class _Visit:
     def __post_init__(self) -> None:
         self.positions = TokenPositions(self.product)
 
-    def start(self, _: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
-        images = next(value for value in (*args, *named.values()) if isinstance(value, Tensor))
+    def _start(self, images: Tensor) -> None:
+        """Set the positions of the input of the model, or of a submodule that is called outside its forward pass."""
         self.images = len(images)
         if images.dim() > 3:
             self.positions.start(images)
@@ -308,6 +307,10 @@ class _Visit:
         if self.visiting:
             return
         frame = _Running(name, module, (*args, *named.values()))
+        if not self.running:
+            images = next((each for each in frame.arguments if isinstance(each, Tensor) and each.dim() > 0), None)
+            if images is not None and (name == "" or self.positions.of(images) is None):
+                self._start(images)
         self.running.append(frame)
         reason = getattr(module, "attention_unreadable", None)
         if reason is not None and self._wanted(name):
@@ -354,6 +357,8 @@ class _Visit:
 
     def call(self, read: Callable[[], TokenRows], queries: Tensor | None, keys: Tensor | None) -> Tensor | None:
         """Read an attention call that is about to run, and return other probabilities for it, if there are any."""
+        if not self.running:
+            return None
         frame = self.running[-1]
         frame.calls += 1
         if not self._wanted(frame.name) or frame.name in self.refused:

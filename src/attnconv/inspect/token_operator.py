@@ -89,11 +89,16 @@ class TokenOperator(AttentionOperator):
         """Return the attention between all tokens of each sequence, including class tokens and padding of windows."""
         return self._source.rows(torch.arange(self._source.queries, device=self.device))
 
-    def sequence_heads(self) -> Int[Tensor, "s"]:
-        """Return the head of each sequence of `token_rows`."""
-        heads = torch.zeros(self._source.sequences, dtype=torch.int64, device=self.device)
-        number = torch.arange(self.heads, device=self.device)[None, :, None].expand_as(self._layout.places)
-        return heads.scatter_(0, (self._layout.places // self._source.queries).flatten(), number.flatten())
+    def sequence_heads(self) -> tuple[Int[Tensor, "s"], Int[Tensor, "s"]]:
+        """Return the head of each sequence of `token_rows`, and the sequence of head 0 with the same tokens."""
+        sequences = self._layout.places // self._source.queries  # (b, h, q)
+        number = torch.arange(self.heads, device=self.device)[None, :, None]
+        every = torch.zeros(self._source.sequences, dtype=torch.int64, device=self.device)
+        heads, first = (
+            every.scatter(0, sequences.flatten(), value.expand_as(sequences).flatten())
+            for value in (number, sequences[:, :1])
+        )
+        return heads, first
 
     def token_indices(self) -> tuple[Int[Tensor, "s q"], Int[Tensor, "s m"]]:
         """Return the row-major index in the grid of each query and key of `token_rows`; -1 for other tokens."""

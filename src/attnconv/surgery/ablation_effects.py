@@ -19,7 +19,7 @@ from attnconv._util.value_checks import check_module, whole
 from attnconv.inspect.auditing import check_read, image_batches, omissions
 from attnconv.inspect.capture import blaming_images, check_images, checked_options, visit_attention
 from attnconv.operators.base import AttentionOperator
-from attnconv.surgery.head_ablation import GATED, HeadChange, ablated
+from attnconv.surgery.head_ablation import GATED, HeadChange, ablated, check_change
 from attnconv.surgery.head_replacement import nonzero_output, output_of
 
 
@@ -109,8 +109,8 @@ def head_effects(
         options: Additional keyword arguments for the model's forward pass.
 
     Raises:
-        TypeError: If `model` is not a module, `images` does not consist of floating-point tensors, or `batch` is not an
-            integer.
+        TypeError: If `model` is not a module, `images` does not consist of floating-point tensors, `labels` is not an
+            int64 tensor, or `batch` is not an integer.
         ValueError: If there are no images; if an image is constant, not finite or rejected by the model; if `to` is
             unknown; if no attention or not all of the `layers` can be read; if the output is not finite or is zero for
             an image; or if `labels` do not match the images or the logits.
@@ -123,11 +123,13 @@ def head_effects(
         [('blocks.0.attention', 0, True), ('blocks.0.attention', 1, True)]
     """
     check_module(model)
+    check_change(to)
+    if labels is not None:
+        _check_labels(labels, len(images) if isinstance(images, Tensor) else None)
     counts: dict[str, int] = {}  # numbers of heads by layer
     sums: dict[tuple[str, int], list[float]] = {}  # squared change and number of correct predictions by head
-    size, right, done, shape = 0.0, 0, 0, None
-
     left_out: dict[str, str] = {}
+    size, right, done, shape = 0.0, 0, 0, None
 
     def visit(name: str, operator: AttentionOperator) -> None:
         if type(model.get_submodule(name)).__name__ in GATED:
@@ -151,7 +153,8 @@ def head_effects(
                     options=options,
                     unreadable=left_out.setdefault,
                 )
-                check_read("head_effects", counts, left_out)
+                counts = {name: count for name, count in counts.items() if name not in left_out}
+                check_read("head_effects", counts, left_out, stacklevel=5)  # beyond the two decorators
             before = nonzero_output(model, some, call)
         size, right = size + _square(before), right + _correct(before, known)
         for name, count in counts.items():
@@ -163,13 +166,21 @@ def head_effects(
                 total[1] += _correct(after, known)
     if done == 0:
         raise ValueError(bad("images", "must contain at least one image", 0))
-    if labels is not None and len(labels) != done:
-        raise ValueError(bad("labels", f"must contain one label per image ({done})", len(labels)))
+    if labels is not None:
+        _check_labels(labels, done)
     effects = (
         HeadEffect(name, head, math.sqrt(change / size), None if labels is None else correct / done)
         for (name, head), (change, correct) in sums.items()
     )
     return HeadEffects(tuple(effects), to, done, None if labels is None else right / done, left_out)
+
+
+def _check_labels(labels: object, images: int | None) -> None:
+    if not isinstance(labels, Tensor) or labels.dim() != 1 or labels.dtype != torch.int64:
+        got = f"{tuple(labels.shape)} {labels.dtype}" if isinstance(labels, Tensor) else type(labels).__name__
+        raise TypeError(bad("labels", "must be an int64 tensor of class indices, (n,)", got))
+    if images is not None and len(labels) != images:
+        raise ValueError(bad("labels", f"must contain one label per image ({images})", len(labels)))
 
 
 def _square(values: Tensor) -> float:

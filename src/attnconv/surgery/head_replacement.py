@@ -178,12 +178,13 @@ def _check(heads: object, count: Any, layers: Any) -> None:
         raise ValueError(bad("heads", "must map names of attention modules to lists of head indices", repr(heads)))
 
 
-def _sizes(kernel_size: KernelSize | Sequence[KernelSize]) -> list[KernelSize]:
+def _sizes(kernel_size: Any) -> list[KernelSize]:
     """Return the kernel sizes in ascending order."""
-    sizes = list(kernel_size) if isinstance(kernel_size, Sequence) and kernel_size != "full" else [kernel_size]
+    several = isinstance(kernel_size, Sequence) and not isinstance(kernel_size, str)
+    sizes: list[Any] = list(kernel_size) if several else [kernel_size]
     for size in sizes:
-        if size != "full" and whole("kernel_size", size, 1) % 2 == 0:
-            raise ValueError(bad("kernel_size", "must be odd, or 'full'", size))
+        if size != "full" and (isinstance(size, str) or whole("kernel_size", size, 1) % 2 == 0):
+            raise ValueError(bad("kernel_size", "must be an odd integer, or 'full'", repr(size)))
     if not sizes:
         raise ValueError(bad("kernel_size", "must contain at least one size", kernel_size))
     return sorted(sizes, key=lambda size: math.inf if size == "full" else size)
