@@ -142,7 +142,9 @@ def fit_mixing(tokens: LayerTokens, kernel_size: int = 3) -> HeadMixing:
     gram = weights.new_zeros(*weights.shape, weights.shape[1])
     for by_head, product in zip(factors, products, strict=True):
         for places, factor in zip(index, by_head.unbind(1), strict=True):
-            gram += factor[:, :, None] * product[:, places[:, None], places] * factor[:, None]
+            inside = places.nonzero().squeeze(1)  # most shifts of a full kernel are outside the grid
+            read, share = places[inside], factor[:, inside]
+            gram[:, inside[:, None], inside] += share[:, :, None] * product[:, read[:, None], read] * share[:, None]
     size = gram.diagonal(dim1=1, dim2=2).mean(1)[:, None]
     ridge = _RIDGE * size.where(size > 0, 1.0)  # a head whose values are zero keeps z0
     weights = torch.linalg.solve(gram + torch.diag_embed(ridge.expand_as(weights)), moment + ridge * weights)
