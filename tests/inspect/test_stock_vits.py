@@ -193,11 +193,11 @@ class TestTimm:
                 **({} if act is initialize else {"count": 1}),
             )
 
-    def test_a_pooling_head_is_passed_over(self) -> None:
+    def test_a_pooling_head_is_left_out(self) -> None:
         timm = pytest.importorskip("timm")
         model = timm.create_model("vit_base_patch16_siglip_224", img_size=SIZE, patch_size=8, depth=2).eval()
         result = replace_heads(model, images(), count=1)
-        assert list(result.passed_over) == ["attn_pool"]
+        assert list(result.left_out) == ["attn_pool"]
         with pytest.warns(UserWarning, match="attn_pool"):
             found = audit(model, images())
         assert [layer.name for layer in found.layers] == ["blocks.0.attn", "blocks.1.attn"]

@@ -394,5 +394,5 @@ class TestMixtures:
                 tokens = tokens_of(torch.cat([x, x]))
                 return F.scaled_dot_product_attention(tokens, tokens, tokens)
 
-        with pytest.raises(ValueError, match=r"attends 2 times, more often than it has heads \(1\)"):
+        with pytest.raises(ValueError, match=r"2 attention maps per query, but has 1 heads"):
             operators_of(Twice(), coordinates())

@@ -263,12 +263,12 @@ class TestHuggingFaceNames:
 
 
 class TestLayers:
-    def test_what_cannot_be_replaced_is_passed_over_by_name(self) -> None:
+    def test_what_cannot_be_replaced_is_left_out_by_name(self) -> None:
         model = PoolingViT().eval()
         result = replace_heads(model, images(), count=3)
         assert {entry.layer for entry in result.candidates} == {"blocks.0.attn", "blocks.1.attn"}
-        assert list(result.passed_over) == ["attn_pool"]
-        assert re.search("none of its queries is a token of the image", result.passed_over["attn_pool"])
+        assert list(result.left_out) == ["attn_pool"]
+        assert re.search("none of its queries is a token of the image", result.left_out["attn_pool"])
         assert isinstance(result.model.attn_pool, AttentionPool)
 
     def test_a_module_of_another_formula_too(self) -> None:
@@ -276,12 +276,12 @@ class TestLayers:
         model.blocks[1].attn.register_forward_hook(lambda _module, _args, output: 2 * output)
         result = replace_heads(model, images(), count=4)
         assert {entry.layer for entry in result.replaced} == {"blocks.0.attn"}
-        assert "whose output differs by 0.5" in result.passed_over["blocks.1.attn"]
+        assert "whose output differs by 0.5" in result.left_out["blocks.1.attn"]
 
     def test_layers_say_what_to_choose_from(self) -> None:
         result = replace_heads(sharp(), images(), count=4, layers=["blocks.1.attn"])
         assert [entry.layer for entry in result.candidates] == ["blocks.1.attn"] * 4
-        assert result.passed_over == {}
+        assert result.left_out == {}
 
     @pytest.mark.parametrize(
         ("layer", "message"),

@@ -71,7 +71,7 @@ class Replacement(Generic[Model]):
         candidates: All heads that can be replaced, in ascending order of cost.
         layer_errors: `|new - old| / |old|` of each changed layer's output, for its inputs in the original model.
         output_error: `|new - old| / |old|` of the first tensor of the model's output, with all these heads replaced.
-        passed_over: Reasons why the heads of other attention modules cannot be replaced, by module name.
+        left_out: Reasons why the heads of other attention modules cannot be replaced, by module name.
     """
 
     model: Model
@@ -79,7 +79,7 @@ class Replacement(Generic[Model]):
     candidates: tuple[HeadCandidate, ...]
     layer_errors: Mapping[str, float]
     output_error: float
-    passed_over: Mapping[str, str]
+    left_out: Mapping[str, str]
 
 
 @torch.inference_mode(False)
@@ -100,7 +100,7 @@ def replace_heads(
     Args:
         model: A vision transformer from timm (ViT, BEiT, EVA, DINOv3, Swin), Hugging Face (ViT, DeiT, DINOv2, DINOv3,
             BEiT, Swin) or torchvision, an `nn.TransformerEncoder`, or any model whose attention modules use the same
-            names for their parts. Other attention, such as attention pooling, is kept and listed in `passed_over`.
+            names for their parts. Other attention, such as attention pooling, is kept and listed in `left_out`.
         images: At least 2 images (b, c, height, width), normalised as in training, at the size that the model will use.
             The last quarter is held out. If the model's input is tokens, (b, tokens, channels), also pass `grid`.
         heads: Indices of heads (from 0) to replace, by module name. Pass exactly one of `heads` and `count`.
@@ -133,7 +133,7 @@ def replace_heads(
     fitted = max(1, len(images) * 3 // 4)
     call = checked_options(model, images, options)
     with blaming_images(model, images, call):
-        tokens, passed_over = replaceable(model, images, layers=layers, grid=grid, prefix=prefix, options=call)
+        tokens, left_out = replaceable(model, images, layers=layers, grid=grid, prefix=prefix, options=call)
     mixings: dict[str, HeadMixing] = {}
     costs: dict[str, Tensor] = {}
     typical = 0.0
@@ -151,7 +151,7 @@ def replace_heads(
         if len(chosen) < (count or 0):
             raise ValueError(bad("count", f"must be at most {len(chosen)}, the number of replaceable heads", count))
     else:
-        chosen = _named(candidates, heads, passed_over)
+        chosen = _named(candidates, heads, left_out)
     changed, errors = copy.deepcopy(model), {}
     for name in dict.fromkeys(entry.layer for entry in chosen):
         some = sorted(entry.head for entry in chosen if entry.layer == name)
@@ -163,7 +163,7 @@ def replace_heads(
     with torch.no_grad():
         after, before = (nonzero_output(each, images[fitted:], call) for each in (changed, model))
     output_error = float((after - before).norm() / before.norm())
-    return Replacement(changed, tuple(chosen), tuple(candidates), errors, output_error, passed_over)
+    return Replacement(changed, tuple(chosen), tuple(candidates), errors, output_error, left_out)
 
 
 def _check(heads: object, count: Any, layers: Any) -> None:
@@ -258,12 +258,12 @@ def _candidates(
 
 
 def _named(
-    candidates: Sequence[HeadCandidate], heads: Mapping[str, Any], passed_over: Mapping[str, str]
+    candidates: Sequence[HeadCandidate], heads: Mapping[str, Any], left_out: Mapping[str, str]
 ) -> list[HeadCandidate]:
     chosen = []
     for name, some in heads.items():
-        if name in passed_over:
-            raise ValueError(passed_over[name])
+        if name in left_out:
+            raise ValueError(left_out[name])
         layer = {entry.head: entry for entry in candidates if entry.layer == name}
         if not layer:
             known = ", ".join(sorted({entry.layer for entry in candidates}))

@@ -72,7 +72,7 @@ def replaceable(
         name: [] for name, module in modules.items() if projections(module) and (layers is None or name in layers)
     }
     placed: dict[str, list[Place | None]] = defaultdict(list)
-    passed_over: dict[str, str] = {}
+    left_out: dict[str, str] = {}
 
     def visit(name: str, operator: AttentionOperator) -> None:
         name = _holder(name, modules)
@@ -81,7 +81,7 @@ def replaceable(
 
     def unreadable(name: str, reason: str) -> None:
         got = type(modules[name]).__name__
-        passed_over[name] = bad(f"model.{name}", "must have readable attention", got, f"Reason: {reason}.")
+        left_out[name] = bad(f"model.{name}", "must have readable attention", got, f"Reason: {reason}.")
 
     with ExitStack() as hooks:
         for name, recorded in calls.items():
@@ -89,18 +89,18 @@ def replaceable(
             hooks.enter_context(hook)
         visit_attention(model, images, visit, unreadable=unreadable, **reading)
     tokens: dict[str, LayerTokens] = {}
-    for name in [name for name in placed if name not in passed_over]:
+    for name in [name for name in placed if name not in left_out]:
         try:
             tokens[name] = layer_tokens(name, modules[name], calls.get(name, []), placed[name])
         except ValueError as reason:
-            passed_over[name] = str(reason)
-    for name in layers or (() if tokens else passed_over):
-        if name in passed_over:
-            raise ValueError(passed_over[name])
+            left_out[name] = str(reason)
+    for name in layers or (() if tokens else left_out):
+        if name in left_out:
+            raise ValueError(left_out[name])
         if name not in tokens:
             known = ", ".join(name for name, module in modules.items() if projections(module))
             raise ValueError(bad("layers", f"must contain only attention modules, by name: {known}", repr(name)))
-    return tokens, passed_over
+    return tokens, left_out
 
 
 def relative_size(change: Float[Tensor, "*b"], size: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
