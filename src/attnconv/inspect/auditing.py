@@ -126,8 +126,8 @@ def audit(
 ) -> Audit:
     """Measure how closely each attention layer of a model resembles a convolution on the given images.
 
-    Attention that cannot be read is listed in `Audit.left_out`, with a warning. If a module runs several times, its later
-    calls are separate layers, named `NAME (call 2)` and so on.
+    Attention that cannot be read is listed in `Audit.left_out`, with a warning. If a module runs several times, its
+    later calls are separate layers, named `NAME (call 2)` and so on.
 
     In an initialised `torch.distributed` group, all processes must call this function with the same model and images.
     Each measures every n-th batch, with n the number of processes, and all return the audit of all images.

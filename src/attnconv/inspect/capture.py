@@ -382,7 +382,9 @@ class _Visit:
             operator = TokenOperator(rows, layout_of(codes, queries, keys, self.images))
             heads = next((each for name in HEADS if isinstance(each := getattr(frame.module, name, None), int)), None)
             if heads is not None and operator.heads > heads:
-                raise UnreadableError(f"it computes {operator.heads} attention maps per query, but has {heads} heads")
+                raise UnreadableError(
+                    f"it computes {operator.heads} attention maps per query, but its number of heads is {heads}"
+                )
         except UnreadableError as error:
             self._refuse(frame.name, frame.module, str(error))
             return None
