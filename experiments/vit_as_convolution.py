@@ -1,8 +1,14 @@
-"""Convolutions in a small ViT on CIFAR-10: how many heads can be replaced, and does initialising as a convolution help?
+"""Convolutions in place of the heads of a small ViT on CIFAR-10, with kernels of several sizes.
 
-Replacement: a model is trained, k of its heads are replaced for several k, and accuracy, output error and speed are
-measured. Initialisation: models with default initialisation and with initialisation as a convolution are trained in the
-same way, with several seeds.
+Models are trained with several seeds. In each of them, k of the heads are replaced with K x K kernels by
+`replace_heads`, for several k and K, and accuracy, output error and time are measured. Then the attention between the
+tokens of the image is replaced with the nearest matrix with a structure:
+
+    Toeplitz     A[q, k] depends only on the shift k - q: a convolution with zero padding
+    circulant    A[q, k] depends only on the shift modulo the size of the grid: a convolution with circular padding
+                 (block circulant with circulant blocks), as in circulant attention (Han et al., AAAI 2026)
+
+each of them computed for every image, or once for all images of a batch.
 
     python -m experiments.vit_as_convolution --root PATH/TO/CIFAR --out results/NAME
 
@@ -11,21 +17,28 @@ different seeds, for example with `--seeds 1 --no-measure`.
 """
 
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import product
 from pathlib import Path
-from statistics import mean, median, stdev
-from typing import Any
+from statistics import median
+from typing import Any, Literal, TypeAlias
 
 import torch
 import torch.nn.functional as F
 import tyro
 from torch import Tensor, nn
 
-from attnconv.surgery import initialize, replace_heads
-from experiments.common import accuracy, cifar10, percentage, write_results
+from attnconv.inspect.capture import changing_attention
+from attnconv.inspect.token_operator import TokenOperator
+from attnconv.operators.base import AttentionOperator
+from attnconv.surgery import Replacement, replace_heads
+from experiments.common import accuracy, cifar10, kept, percentage, spread, write_results
 from experiments.small_vit import SmallViT
 
-Sets = dict[str, tuple[Tensor, Tensor]]
+Sets: TypeAlias = dict[str, tuple[Tensor, Tensor]]
+KernelSizes: TypeAlias = tuple[int | Literal["full"], ...]
 
 
 @dataclass(frozen=True)
@@ -50,82 +63,100 @@ class Settings:
     """Number of test images."""
     fit_images: int = 256
     """Number of training images for fitting kernels; a quarter of them is held out to measure errors."""
-    epochs: int = 8
+    epochs: int = 5
     """Number of epochs."""
     tuning_epochs: int = 1
-    """Number of epochs of fine-tuning after heads are replaced; 0 for none."""
+    """Number of epochs of fine-tuning after all heads are replaced; 0 for none."""
     batch_size: int = 125
     """Batch size."""
     rate: float = 1e-3
     """Learning rate (AdamW, cosine decay to zero after warm-up for 5 % of the steps)."""
     weight_decay: float = 0.05
     """Weight decay of AdamW."""
-    counts: tuple[int, ...] = (0, 4, 8, 12, 18, 24, 30, 36)
+    counts: tuple[int, ...] = (18, 27, 36)
     """Numbers of heads to replace."""
-    starts: tuple[str, ...] = ("default", "unchanged")
-    """Initialisations: `default`, or a convolution with these `values` (see `initialize`)."""
-    mass: float = 0.9
-    """Share of attention that each head puts on its shift when initialised as a convolution."""
-    position_length: float = 1.0
-    """Norm of the positional vectors relative to content when initialised as a convolution."""
+    kernel_sizes: KernelSizes = (3, 5, "full")
+    """Kernel sizes: each of them in all layers, and the one that each layer chooses."""
+    grids: tuple[int, ...] = (8, 16, 24)
+    """Tokens along each axis of the images for which times are measured."""
     seeds: tuple[int, ...] = (0, 1, 2)
-    """Seeds of the runs of each initialisation."""
+    """Seeds of the models."""
     measure: bool = True
     """Replace heads and write the tables after training."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """Measurements of a model with replaced heads. Without fine-tuning, `tuned` is None."""
+
+    seed: int
+    kernel: str
+    heads: int
+    kernel_sizes: dict[str, int]
+    """Kernel size of each layer with replaced heads."""
+    output_error: float
+    accuracy: float
+    tuned: float | None
+
+
+@dataclass(frozen=True)
+class Structure:
+    """Accuracy of a model with the nearest Toeplitz or circulant matrices, and the share of energy that they keep."""
+
+    seed: int
+    structure: str
+    shared: bool
+    energy: float
+    accuracy: float
 
 
 def main(settings: Settings) -> None:
     """Train models, replace heads and compare; print and write the tables."""
     torch.set_flush_denormal(True)
     sets = cifar10(settings.root, {"train": slice(settings.images)}, settings.test_images)
-    trained: dict[str, list[float]] = {}
-    said: dict[str, Any] = {}
+    rows: list[dict[str, Any]] = []
+    structures: list[dict[str, Any]] = []
     for seed in settings.seeds:
-        for start in settings.starts:
-            model, said[start] = trained_model(start, seed, sets, settings)
-            trained.setdefault(start, []).append(accuracy(model, *sets["test"]))
-            print(start, seed, percentage(trained[start][-1]), flush=True)
+        model = trained_model(seed, sets, settings)
+        if settings.measure:
+            names = {"root", "out", "kept", "grids", "seeds", "measure"}
+            on = [{name: value for name, value in vars(settings).items() if name not in names}]
+            for kernel, count in replacements(settings):
+                measure = partial(measured, model, seed, kernel, count, sets, settings)
+                rows.append(kept(settings.kept, f"{seed} {kernel} {count}", on, measure))
+            for structure, shared in product(("Toeplitz", "circulant"), (False, True)):
+                name = f"{seed} {structure} {'shared' if shared else 'single'}"
+                project = partial(structured, model, seed, structure, shared, sets)
+                structures.append(kept(settings.kept, name, on, project))
     if not settings.measure:
         return
-    first, _ = trained_model(settings.starts[0], settings.seeds[0], sets, settings)
-    rows = [replaced(first, count, sets, settings) for count in settings.counts]
-    text = f"{heads_table(rows)}\n\n{starts_table(trained)}"
+    for seed in settings.seeds:  # at the end, when other processes have finished
+        model = trained_model(seed, sets, settings)
+        for row in rows:
+            if row["seed"] == seed:
+                changed = replace_some(model, row["kernel"], row["heads"], sets, settings).model
+                row["time"] = time_ratio(changed, model, sets["test"][0][:100])
+    times = list(measured_times(settings))
+    text = "\n\n".join((heads_table(rows), times_table(times), structures_table(structures)))
     print(text)
     if settings.out is not None:
-        found = {"heads": rows, "accuracies": trained, "starts": said}
+        found = {"heads": rows, "times": times, "structures": structures}
         write_results(settings.out, "vit_as_convolution", settings, text, found)
 
 
-def trained_model(start: str, seed: int, sets: Sets, settings: Settings) -> tuple[nn.Module, list[dict[str, float]]]:
-    """Return a trained model, training it if it is not in the folder, and the measurements of its initialisation."""
-    file = settings.kept / f"{start}-{seed}.pt"
-    model, said = model_at(start, seed, sets, settings)
+def trained_model(seed: int, sets: Sets, settings: Settings) -> SmallViT:
+    """Return a trained model; train it if it is not in the folder."""
+    file = settings.kept / f"{seed}.pt"
+    torch.manual_seed(seed)
+    model = SmallViT(dim=settings.width, depth=settings.depth, num_heads=settings.heads)
     if file.exists():
         model.load_state_dict(torch.load(file, weights_only=True))
     else:
         train(model, *sets["train"], settings, seed)
         file.parent.mkdir(parents=True, exist_ok=True)
         torch.save(model.state_dict(), file)
-    return model, said
-
-
-def model_at(start: str, seed: int, sets: Sets, settings: Settings) -> tuple[nn.Module, list[dict[str, float]]]:
-    """Return an initialised model, and how close each layer is to a convolution."""
-    torch.manual_seed(seed)
-    model = SmallViT(dim=settings.width, depth=settings.depth, num_heads=settings.heads)
-    if start == "default":
-        return model, []
-    found = initialize(
-        model,
-        values="unchanged",
-        images=sets["train"][0][:16],
-        mass=settings.mass,
-        position_length=settings.position_length,
-    )
-    return model, [
-        {"mass": float(layer.mass.mean()), "least mass": float(layer.mass.min()), "error": layer.error}
-        for layer in found.values()
-    ]
+    print(f"seed {seed}: {percentage(accuracy(model, *sets['test']))}", flush=True)
+    return model
 
 
 def train(model: nn.Module, images: Tensor, labels: Tensor, settings: Settings, seed: int) -> None:
@@ -161,67 +192,169 @@ def augmented(images: Tensor, generator: torch.Generator) -> Tensor:
     return taken.permute(0, 3, 1, 2).contiguous()
 
 
-def replaced(model: nn.Module, count: int, sets: Sets, settings: Settings) -> dict[str, float]:
-    """Replace heads of a trained model, and measure accuracy before and after fine-tuning, and speed."""
-    result = replace_heads(model, sets["train"][0][: settings.fit_images], count=count)
-    before = accuracy(result.model, *sets["test"])
-    ratio = speed_ratio(result.model, model, sets["test"][0][:100])
-    after = before
-    if settings.tuning_epochs > 0:
+def kernels(sizes: KernelSizes, *, together: bool = True) -> dict[str, Any]:
+    """Return values of `kernel_size`, by their names in the tables; with `together`, also all sizes in one call."""
+    found: dict[str, Any] = {"all shifts" if size == "full" else f"{size} x {size}": size for size in sizes}
+    return {**found, "chosen by layer": sizes} if together else found
+
+
+def replacements(settings: Settings) -> list[tuple[str, int]]:
+    """Return the names of kernel sizes and the numbers of heads that are replaced."""
+    return [("-", 0), *product(kernels(settings.kernel_sizes), settings.counts)]
+
+
+def replace_some(model: nn.Module, kernel: str, count: int, sets: Sets, settings: Settings) -> Replacement[nn.Module]:
+    """Replace heads of a trained model."""
+    size = kernels(settings.kernel_sizes).get(kernel, 3)
+    return replace_heads(model, sets["train"][0][: settings.fit_images], count=count, kernel_size=size)
+
+
+def measured(model: nn.Module, seed: int, kernel: str, count: int, sets: Sets, settings: Settings) -> Row:
+    """Replace heads of a trained model, and measure accuracy before and after fine-tuning."""
+    found = replace_some(model, kernel, count, sets, settings)
+    layers = {entry.layer: entry.kernel_size for entry in found.replaced}
+    before, tuned = accuracy(found.model, *sets["test"]), None
+    if settings.tuning_epochs > 0 and count in (0, max(settings.counts)):
         tuning = replace(settings, epochs=settings.tuning_epochs, rate=settings.rate / 10)
-        train(result.model, *sets["train"], tuning, 0)
-        after = accuracy(result.model, *sets["test"])
-    row = {
-        "heads": count,
-        "output error": result.output_error,
-        "accuracy": before,
-        "accuracy tuned": after,
-        "time ratio": ratio,
-    }
+        train(found.model, *sets["train"], tuning, seed)
+        tuned = accuracy(found.model, *sets["test"])
+    row = Row(seed, kernel, count, layers, found.output_error, before, tuned)
     print(row, flush=True)
     return row
 
 
 @torch.inference_mode()
-def speed_ratio(new: nn.Module, old: nn.Module, images: Tensor) -> float:
-    """Return the median time of the new model divided by that of the old, measured alternately."""
-    times: tuple[list[float], list[float]] = ([], [])
-    for model in (new, old):
-        model.eval()
-        model(images)
-    for _ in range(9):
-        for model, found in zip((new, old), times, strict=True):
+def time_ratio(new: nn.Module, old: nn.Module, images: Tensor) -> float:
+    """Return the median over rounds of the time of the new model divided by that of the old one."""
+    ratios = []
+    for _ in range(10):
+        times = []
+        for model in (new, old):
+            model.eval()
             start = time.perf_counter()
             model(images)
-            found.append(time.perf_counter() - start)
-    return median(times[0]) / median(times[1])
+            times.append(time.perf_counter() - start)
+        ratios.append(times[0] / times[1])
+    return median(ratios[1:])
 
 
-def heads_table(rows: list[dict[str, float]]) -> str:
-    """Return the Markdown table of replaced heads, with the largest number that costs at most 0.5 points."""
+class Direct(nn.Module):
+    """Depthwise convolution of n x n tokens with all shifts."""
+
+    def __init__(self, kernel: Tensor) -> None:
+        super().__init__()
+        self.kernel = kernel
+
+    def forward(self, values: Tensor) -> Tensor:
+        return F.conv2d(values, self.kernel, padding=self.kernel.shape[-1] // 2, groups=len(self.kernel))
+
+
+class Fourier(nn.Module):
+    """The same convolution by FFT. Circular convolution of size 2 n - 1 is enough for the n x n outputs."""
+
+    def __init__(self, kernel: Tensor) -> None:
+        super().__init__()
+        self.size = kernel.shape[-1]
+        self.spectrum = torch.fft.rfft2(kernel[:, 0].roll((-(self.size // 2),) * 2, (1, 2))).conj()
+
+    def forward(self, values: Tensor) -> Tensor:
+        n = values.shape[-1]
+        spectrum = torch.fft.rfft2(values, s=(self.size, self.size)) * self.spectrum
+        return torch.fft.irfft2(spectrum, s=(self.size, self.size))[..., :n, :n]
+
+
+def measured_times(settings: Settings) -> Iterator[dict[str, Any]]:
+    """Measure models of one layer on images of several sizes: with all heads replaced, relative to attention.
+
+    For the kernel "FFT", measure a convolution with all shifts by FFT, relative to the one that replaced heads use.
+    """
+    sizes = kernels(settings.kernel_sizes, together=False)
+    for grid, kernel in product(settings.grids, sizes):
+        torch.manual_seed(0)
+        model = SmallViT(size=4 * grid, dim=settings.width, depth=1, num_heads=settings.heads)
+        images = torch.randn(max(4, 6400 // grid**2), 3, 4 * grid, 4 * grid)
+        found = replace_heads(model, images[:4], count=settings.heads, kernel_size=sizes[kernel])
+        yield {"grid": grid, "kernel": kernel, "time": time_ratio(found.model, model, images)}
+    for grid in settings.grids:
+        values = torch.randn(max(4, 6400 // grid**2), settings.width, grid, grid)
+        values = values.to(memory_format=torch.channels_last)  # as in replaced heads, where tokens come first
+        kernel = torch.randn(settings.width, 1, 2 * grid - 1, 2 * grid - 1)
+        direct, fourier = Direct(kernel), Fourier(kernel)
+        torch.testing.assert_close(direct(values), fourier(values), rtol=1e-3, atol=1e-3)
+        yield {"grid": grid, "kernel": "FFT", "time": time_ratio(fourier, direct, values)}
+
+
+def structured(model: nn.Module, seed: int, structure: str, shared: bool, sets: Sets) -> Structure:
+    """Replace the attention of all heads with the nearest Toeplitz or circulant matrix, and measure the accuracy."""
+    energies: list[tuple[float, float]] = []
+    change = partial(nearest, circulant=structure == "circulant", shared=shared, energies=energies)
+    with changing_attention(model, change, grid=None, prefix=None, layers=None):
+        found = accuracy(model, *sets["test"])
+    row = Structure(seed, structure, shared, sum(k for k, _ in energies) / sum(w for _, w in energies), found)
+    print(row, flush=True)
+    return row
+
+
+def nearest(
+    _name: str, operator: AttentionOperator, *, circulant: bool, shared: bool, energies: list[tuple[float, float]]
+) -> Tensor:
+    """Return attention with the nearest Toeplitz or circulant matrix between the tokens of the image."""
+    assert isinstance(operator, TokenOperator)
+    height, width = operator.grid.sizes
+    rows, start = operator.token_rows(), operator.prefix
+    image = rows[:, start:, start:]
+    down, right = (torch.arange(n)[None] - torch.arange(n)[:, None] for n in (height, width))  # from query to key
+    down, right = (down % height, right % width) if circulant else (down + height - 1, right + width - 1)
+    classes = (down[:, None, :, None] * 2 * width + right[None, :, None]).flatten()
+    maps = image.flatten(1).unflatten(0, (-1, operator.heads))  # (b, h, n n)
+    maps = maps.mean(0, keepdim=True) if shared else maps
+    sums = maps.new_zeros(*maps.shape[:2], int(classes.max()) + 1).index_add(2, classes, maps)
+    made = (sums / classes.bincount())[..., classes].expand(operator.batch, -1, -1).reshape(image.shape)
+    energies.append((float(made.square().sum()), float(image.square().sum())))
+    rows = rows.clone()
+    rows[:, start:, start:] = made
+    return rows
+
+
+def heads_table(rows: list[dict[str, Any]]) -> str:
+    """Return the Markdown table of replaced heads, with mean and standard deviation over seeds."""
     lines = [
-        "| heads replaced | output error | accuracy | fine-tuned | time relative to the original |",
-        "|---|---|---|---|---|",
+        "| kernel | heads replaced | output error | accuracy | fine-tuned | time relative to the original |",
+        "|---|---|---|---|---|---|",
     ]
-    lines += [
-        f"| {r['heads']} | {r['output error']:.3f} | {percentage(r['accuracy'])} | {percentage(r['accuracy tuned'])} "
-        f"| {r['time ratio']:.2f} |"
-        for r in rows
-    ]
-    for name in ("accuracy", "accuracy tuned"):
-        none = [r[name] for r in rows if r["heads"] == 0]
-        if none:
-            most = max(int(r["heads"]) for r in rows if r[name] >= none[0] - 0.005)
-            lines.append(f"\nLargest number of replaced heads within 0.5 percentage points ({name}): {most}.")
+    for kernel, count in dict.fromkeys((row["kernel"], row["heads"]) for row in rows):
+        some = [row for row in rows if (row["kernel"], row["heads"]) == (kernel, count)]
+        tuned = [row["tuned"] for row in some if row["tuned"] is not None]
+        columns = (
+            kernel,
+            str(count),
+            spread([row["output_error"] for row in some]),
+            spread([row["accuracy"] for row in some], percent=True),
+            spread(tuned, percent=True) if tuned else "-",
+            spread([row["time"] for row in some]),
+        )
+        lines.append(f"| {' | '.join(columns)} |")
     return "\n".join(lines)
 
 
-def starts_table(trained: dict[str, list[float]]) -> str:
-    """Return the Markdown table of initialisations, with mean and standard deviation over seeds."""
-    lines = ["| initialisation | accuracy | standard deviation | runs |", "|---|---|---|---|"]
-    for start, found in trained.items():
-        spread = percentage(stdev(found)) if len(found) > 1 else "-"
-        lines.append(f"| {start} | {percentage(mean(found))} | {spread} | {len(found)} |")
+def times_table(times: list[dict[str, Any]]) -> str:
+    """Return the Markdown table of times, one row for each grid."""
+    names = list(dict.fromkeys(entry["kernel"] for entry in times))
+    lines = [f"| tokens | {' | '.join(names)} relative to direct convolution |", "|---" * (len(names) + 1) + "|"]
+    for grid in dict.fromkeys(entry["grid"] for entry in times):
+        found = {entry["kernel"]: entry["time"] for entry in times if entry["grid"] == grid}
+        lines.append(f"| {grid} x {grid} | {' | '.join(f'{found[name]:.2f}' for name in names)} |")
+    return "\n".join(lines)
+
+
+def structures_table(rows: list[dict[str, Any]]) -> str:
+    """Return the Markdown table of structures, with mean and standard deviation over seeds."""
+    lines = ["| nearest matrix | computed | share of energy | accuracy |", "|---|---|---|---|"]
+    for name, shared in dict.fromkeys((row["structure"], row["shared"]) for row in rows):
+        some = [row for row in rows if (row["structure"], row["shared"]) == (name, shared)]
+        scope = "for all images of a batch" if shared else "for each image"
+        energy, found = (spread([row[key] for row in some], percent=True) for key in ("energy", "accuracy"))
+        lines.append(f"| {name} | {scope} | {energy} | {found} |")
     return "\n".join(lines)
 
 
