@@ -106,7 +106,7 @@ export const checks = {
     }
   },
 
-  async "a frame takes less than 8 ms"(browser) {
+  async "a frame takes less time than a million exponentials"(browser) {
     const { page, close } = await opened(browser, { ...OPENING, viewport: { width: 1440, height: 900 } });
     const spent = await computing(page);
     await page.waitForTimeout(1000);
@@ -124,8 +124,20 @@ export const checks = {
         }),
     );
     const each = ((await spent()) - before) / frames;
+    // Machines differ, so the limit is relative to the fastest of several computations in the same browser.
+    const million = await page.evaluate(() => {
+      const times = [];
+      for (let round = 0; round < 20; round += 1) {
+        const start = performance.now();
+        let sum = 0;
+        for (let i = 0; i < 1e6; i += 1) sum += Math.exp(-1e-6 * i);
+        times.push(performance.now() - start + 0 * sum);
+      }
+      return Math.min(...times);
+    });
     console.log(`      ${each.toFixed(1)} ms per frame, ${(frames / 4).toFixed(0)} frames a second`);
-    assert.ok(each < 8, `${each} ms`);
+    console.log(`      ${(each / million).toFixed(2)} million exponentials`);
+    assert.ok(each < million, `${each} ms against ${million} ms`);
     await close();
   },
 
