@@ -17,7 +17,7 @@ different seeds, for example with `--seeds 1 --no-measure`.
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
@@ -34,6 +34,7 @@ from attnconv.inspect.capture import changing_attention
 from attnconv.inspect.token_operator import TokenOperator
 from attnconv.operators.base import AttentionOperator
 from attnconv.surgery import Replacement, replace_heads
+from attnconv.surgery.convolved_attention import convolved_by_fft, convolved_directly
 from experiments.common import accuracy, cifar10, kept, percentage, spread, write_results
 from experiments.small_vit import SmallViT
 
@@ -77,7 +78,7 @@ class Settings:
     """Numbers of heads to replace."""
     kernel_sizes: KernelSizes = (3, 5, "full")
     """Kernel sizes: each of them in all layers, and the one that each layer chooses."""
-    grids: tuple[int, ...] = (8, 16, 24)
+    grids: tuple[int, ...] = (8, 16, 24, 32)
     """Tokens along each axis of the images for which times are measured."""
     seeds: tuple[int, ...] = (0, 1, 2)
     """Seeds of the models."""
@@ -135,7 +136,7 @@ def main(settings: Settings) -> None:
         for row in rows:
             if row["seed"] == seed:
                 changed = replace_some(model, row["kernel"], row["heads"], sets, settings).model
-                row["time"] = time_ratio(changed, model, sets["test"][0][:100])
+                row["time"] = time_ratio(changed.eval(), model.eval(), sets["test"][0][:100])
     times = list(measured_times(settings))
     text = "\n\n".join((heads_table(rows), times_table(times), structures_table(structures)))
     print(text)
@@ -224,13 +225,12 @@ def measured(model: nn.Module, seed: int, kernel: str, count: int, sets: Sets, s
 
 
 @torch.inference_mode()
-def time_ratio(new: nn.Module, old: nn.Module, images: Tensor) -> float:
+def time_ratio(new: Callable[[Tensor], Tensor], old: Callable[[Tensor], Tensor], images: Tensor) -> float:
     """Return the median over rounds of the time of the new model divided by that of the old one."""
     ratios = []
     for _ in range(10):
         times = []
         for model in (new, old):
-            model.eval()
             start = time.perf_counter()
             model(images)
             times.append(time.perf_counter() - start)
@@ -238,35 +238,10 @@ def time_ratio(new: nn.Module, old: nn.Module, images: Tensor) -> float:
     return median(ratios[1:])
 
 
-class Direct(nn.Module):
-    """Depthwise convolution of n x n tokens with all shifts."""
-
-    def __init__(self, kernel: Tensor) -> None:
-        super().__init__()
-        self.kernel = kernel
-
-    def forward(self, values: Tensor) -> Tensor:
-        return F.conv2d(values, self.kernel, padding=self.kernel.shape[-1] // 2, groups=len(self.kernel))
-
-
-class Fourier(nn.Module):
-    """The same convolution by FFT. Circular convolution of size 2 n - 1 is enough for the n x n outputs."""
-
-    def __init__(self, kernel: Tensor) -> None:
-        super().__init__()
-        self.size = kernel.shape[-1]
-        self.spectrum = torch.fft.rfft2(kernel[:, 0].roll((-(self.size // 2),) * 2, (1, 2))).conj()
-
-    def forward(self, values: Tensor) -> Tensor:
-        n = values.shape[-1]
-        spectrum = torch.fft.rfft2(values, s=(self.size, self.size)) * self.spectrum
-        return torch.fft.irfft2(spectrum, s=(self.size, self.size))[..., :n, :n]
-
-
 def measured_times(settings: Settings) -> Iterator[dict[str, Any]]:
     """Measure models of one layer on images of several sizes: with all heads replaced, relative to attention.
 
-    For the kernel "FFT", measure a convolution with all shifts by FFT, relative to the one that replaced heads use.
+    For the kernel "FFT", measure a convolution with all shifts by FFT, relative to a direct convolution.
     """
     sizes = kernels(settings.kernel_sizes, together=False)
     for grid, kernel in product(settings.grids, sizes):
@@ -274,14 +249,14 @@ def measured_times(settings: Settings) -> Iterator[dict[str, Any]]:
         model = SmallViT(size=4 * grid, dim=settings.width, depth=1, num_heads=settings.heads)
         images = torch.randn(max(4, 6400 // grid**2), 3, 4 * grid, 4 * grid)
         found = replace_heads(model, images[:4], count=settings.heads, kernel_size=sizes[kernel])
-        yield {"grid": grid, "kernel": kernel, "time": time_ratio(found.model, model, images)}
+        yield {"grid": grid, "kernel": kernel, "time": time_ratio(found.model.eval(), model.eval(), images)}
     for grid in settings.grids:
         values = torch.randn(max(4, 6400 // grid**2), settings.width, grid, grid)
         values = values.to(memory_format=torch.channels_last)  # as in replaced heads, where tokens come first
-        kernel = torch.randn(settings.width, 1, 2 * grid - 1, 2 * grid - 1)
-        direct, fourier = Direct(kernel), Fourier(kernel)
-        torch.testing.assert_close(direct(values), fourier(values), rtol=1e-3, atol=1e-3)
-        yield {"grid": grid, "kernel": "FFT", "time": time_ratio(fourier, direct, values)}
+        kernel = torch.randn(settings.heads, 2 * grid - 1, 2 * grid - 1)
+        fft, direct = (partial(method, kernels=kernel) for method in (convolved_by_fft, convolved_directly))
+        torch.testing.assert_close(fft(values), direct(values), rtol=1e-3, atol=1e-3)
+        yield {"grid": grid, "kernel": "FFT", "time": time_ratio(fft, direct, values)}
 
 
 def structured(model: nn.Module, seed: int, structure: str, shared: bool, sets: Sets) -> Structure:

@@ -53,9 +53,9 @@ def inputs_of(grid: Grid, table: Tensor, dtype: torch.dtype) -> tuple[Tensor, Te
 
 
 def both(grid: Grid, values: Tensor, table: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """Return pairs of results and gradients of the fast and the plain form."""
+    """Return pairs of results and gradients: the fast form, and the plain form in float64."""
     found = []
-    for out in (mix_by_shift(grid, values, table), mix_plainly(grid, values, table)):
+    for out in (mix_by_shift(grid, values, table), mix_plainly(grid, values.double(), table).to(values.dtype)):
         gradients = torch.autograd.grad(
             (out * torch.linspace(-1, 1, out.numel()).view(out.shape)).sum(), [values, table]
         )

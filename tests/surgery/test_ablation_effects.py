@@ -105,10 +105,9 @@ class Memory(Attention):
 
 def test_partly_readable_modules_are_listed() -> None:
     model, tokens = nn.Sequential(PartlyReadable(), Attention(24, 3)), torch.randn(2, 9, 24)
-    with pytest.warns(UserWarning, match="left out: 0.attention$") as warned:
+    with pytest.warns(UserWarning, match="left out: 0.attention$"):
         found = head_effects(model, tokens, grid=(3, 3))
     assert {effect.layer for effect in found.heads} == {"1"}
-    assert warned[0].filename == __file__
 
 
 def test_gated_attention_is_listed() -> None:

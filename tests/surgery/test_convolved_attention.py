@@ -9,7 +9,14 @@ from torch import Tensor, nn
 
 from attnconv.inspect.score_modifiers import ScoreTerms
 from attnconv.surgery import ConvolvedAttention, replace_heads
-from attnconv.surgery.convolved_attention import Taps, fit_mixing, mixing_errors
+from attnconv.surgery.convolved_attention import (
+    Taps,
+    convolved,
+    convolved_by_fft,
+    convolved_directly,
+    fit_mixing,
+    mixing_errors,
+)
 from tests.inspect.sharp_vit import NAME, images, layer_tokens, mean_mixing, sharp, tokens_of
 from tests.tolerances import tolerance
 
@@ -247,3 +254,34 @@ def test_columns_are_what_loops_find(size: int, masked: bool) -> None:
 
 def test_a_head_without_mass_keeps_its_kernel() -> None:
     assert Taps.of(GRID, 3, torch.zeros(())).ratio(torch.zeros(1, 3, 3)).tolist() == [[[1.0] * 12]]
+
+
+class TestConvolution:
+    @pytest.mark.parametrize(
+        ("grid", "kernel_size"), [((6, 6), 11), ((5, 8), 5), ((1, 7), 13), ((3, 4), 9), ((33, 40), 79), ((4, 4), 1)]
+    )
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+    def test_fft_and_direct_convolution_agree(
+        self, grid: tuple[int, int], kernel_size: int, dtype: torch.dtype
+    ) -> None:
+        generator = torch.Generator().manual_seed(0)
+        planes = torch.randn(2, *grid, 6, generator=generator, dtype=torch.float64).permute(0, 3, 1, 2)
+        kernels = torch.randn(3, kernel_size, kernel_size, generator=generator, dtype=torch.float64) / kernel_size
+        wide = [tensor.to(dtype).double().requires_grad_() for tensor in (planes, kernels)]
+        inputs = [tensor.detach().to(dtype).requires_grad_() for tensor in wide]
+        expected, found = convolved_directly(*wide), convolved_by_fft(*inputs)
+        torch.testing.assert_close(found, expected.to(dtype), **tolerance(dtype))
+        weight = torch.randn(expected.shape, generator=generator, dtype=torch.float64)
+        gradients = torch.autograd.grad(found, inputs, weight.to(dtype))
+        for gradient, right in zip(
+            gradients, torch.autograd.grad(expected, wide, weight.to(dtype).double()), strict=True
+        ):
+            scale = float(right.abs().max())
+            torch.testing.assert_close(gradient.double() / scale, right / scale, **tolerance(dtype), check_dtype=False)
+
+    @pytest.mark.parametrize(("size", "kernel_size", "by_fft"), [(8, 15, False), (40, 79, True), (40, 3, False)])
+    def test_large_kernels_use_an_fft(self, size: int, kernel_size: int, by_fft: bool) -> None:
+        planes, kernels = torch.randn(1, 2, size, size), torch.randn(1, kernel_size, kernel_size)
+        with torch.profiler.profile() as profile:
+            convolved(planes, kernels)
+        assert by_fft == any("fft" in event.name for event in profile.events())

@@ -260,6 +260,7 @@ class TestWindows:
 
 
 class TestErrors:
+    @pytest.mark.usefixtures("unhooked")
     def test_what_does_not_exist(self) -> None:
         model, images = build("quadratic-digits"), torch.rand(1, 1, 8, 8)
         cases: list[tuple[Any, Any, str]] = [

@@ -217,10 +217,15 @@ def _correlate(
     return out
 
 
-def _lengths(grid: Grid) -> tuple[int, ...]:
-    """Return, per axis, the smallest transform length that covers all shifts and has no prime factor above 5."""
+def fast_length(least: int) -> int:
+    """Return the smallest length of a fast transform: 1, or an even number without prime factors above 5."""
     # These numbers divide a high power of 30. Importing `scipy.fft.next_fast_len` would use 15 MiB.
-    return tuple(next(n for n in itertools.count(axis.shift_count) if pow(30, 64, n) == 0) for axis in grid.axes)
+    return next(n for n in itertools.count(least) if n == 1 or (n % 2 == 0 and pow(30, 64, n) == 0))
+
+
+def _lengths(grid: Grid) -> tuple[int, ...]:
+    """Return, per axis, the length of a transform that covers all shifts."""
+    return tuple(fast_length(axis.shift_count) for axis in grid.axes)
 
 
 def tiles_of(grid: Grid, table: Float[Tensor, "*shifts"], dtype: torch.dtype) -> Cover:

@@ -22,6 +22,7 @@ without keys: q (x W_k)^T = (q W_k^T) x^T, since the bias of the keys adds the s
 """
 
 import copy
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, final
@@ -34,9 +35,12 @@ from torch import Tensor, nn
 from attnconv._util.errors import bad
 from attnconv.inspect.module_adapters import Projection
 from attnconv.inspect.score_modifiers import ROTATIONS, PositionBias, ScoreTerms
+from attnconv.operators.base import score_dtype
+from attnconv.operators.toeplitz import fast_length
 from attnconv.surgery.replaceable_attention import LayerTokens
 
 _RIDGE = 1e-4  # t relative to the mean diagonal entry of R^T R
+_DIRECT = 20  # flops of a direct convolution, including those of its padding, in the time of one flop of an FFT
 
 
 @final
@@ -305,9 +309,7 @@ class ConvolvedAttention(nn.Module):
             return taps.mixed(self._by_head(values), self.profile, weights).transpose(1, 2).flatten(2)
         before, image = values.split((self.prefix.shape[1], values.shape[1] - self.prefix.shape[1]), 1)
         # Tokens x channels is an image in channels-last memory format, so the convolution needs no copy.
-        plane = image.unflatten(1, self.grid).permute(0, 3, 1, 2)
-        kernel = self.kernel.repeat_interleave(self.head_dim, 0)[:, None]
-        out = F.conv2d(plane, kernel, padding=kernel.shape[-1] // 2, groups=len(kernel)).flatten(2).transpose(1, 2)
+        out = convolved(image.unflatten(1, self.grid).permute(0, 3, 1, 2), self.kernel).flatten(2).transpose(1, 2)
         ratio, rest, prefix = (
             each.repeat_interleave(self.head_dim, 0).T for each in (self.ratio, self.rest[:, None], self.prefix)
         )
@@ -319,6 +321,37 @@ class ConvolvedAttention(nn.Module):
 
     def _by_head(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)  # (b, h, n, d)
+
+
+def convolved(images: Float[Tensor, "b c height width"], kernels: Float[Tensor, "h K K"]) -> Tensor:
+    """Convolve c / h consecutive channels with each kernel, with zero padding, by the method predicted to be faster."""
+    points = math.prod(_lengths(images, kernels))
+    direct = 2 * images.shape[2:].numel() * kernels[0].numel()  # flops per channel
+    by_fft = 5 * points * math.log2(points)
+    return convolved_directly(images, kernels) if direct <= _DIRECT * by_fft else convolved_by_fft(images, kernels)
+
+
+def convolved_directly(images: Tensor, kernels: Tensor) -> Tensor:
+    """Convolve with PyTorch's depthwise convolution."""
+    kernels = kernels.repeat_interleave(images.shape[1] // len(kernels), 0)[:, None]
+    return F.conv2d(images, kernels, padding=kernels.shape[-1] // 2, groups=len(kernels))
+
+
+def convolved_by_fft(images: Tensor, kernels: Tensor) -> Tensor:
+    """Convolve by FFT, in at least float32."""
+    lengths, reach, dtype = _lengths(images, kernels), kernels.shape[-1] // 2, score_dtype(images.dtype)
+    spectra = torch.fft.rfft2(kernels.flip(1, 2).to(dtype), lengths)
+    spectra = spectra.repeat_interleave(images.shape[1] // len(kernels), 0)
+    out = torch.fft.irfft2(torch.fft.rfft2(images.contiguous().to(dtype), lengths) * spectra, lengths)
+    height, width = images.shape[2:]
+    return out[..., reach : reach + height, reach : reach + width].to(images.dtype)
+
+
+def _lengths(images: Tensor, kernels: Tensor) -> tuple[int, int]:
+    """Return the sizes of transforms in which outputs inside the image do not wrap around."""
+    reach = kernels.shape[-1] // 2
+    height, width = (fast_length(max(size, reach + 1) + reach) for size in images.shape[2:])
+    return height, width
 
 
 def _rows_of(heads: Sequence[int], size: int) -> Tensor:
