@@ -408,6 +408,7 @@ class TestArguments:
         with pytest.warns(UserWarning, match="left out: attn_pool$"):
             found = read_payload(payload(PoolingViT(), images(2, 3, sizes=(32, 32))))
         assert [layer.name for layer in found.layers] == ["blocks.0.attn", "blocks.1.attn"]
+        assert list(found.left_out) == ["attn_pool"]
 
     @pytest.mark.parametrize(
         ("name", "value"), [("layer", 1), ("head", 4), ("head", -1), ("query", 35), ("time", 1), ("time", -2)]

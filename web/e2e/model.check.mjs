@@ -266,6 +266,15 @@ export const checks = {
     }
   },
 
+  async "modules whose attention could not be read are listed with the reason"(browser) {
+    const { page, seen, close } = await shown(browser, made({ layers: 1, side: 8, leftOut: { "blocks.1.attn": "its queries are pooled" } }));
+    await page.getByText("1 module is not shown, because attention could not be read").click();
+    await page.getByText("blocks.1.attn: its queries are pooled").waitFor();
+    assert.deepEqual(await axeFindings(page), []);
+    assert.deepEqual(seen, []);
+    await close();
+  },
+
   async "a class token can be the query"(browser) {
     const { page, seen, close } = await shown(browser, made({ kind: "rows", layers: 1, heads: 3, side: 8, images: 3 }));
     await button(page, "class token").click();

@@ -96,7 +96,7 @@ function logits(images, layers, heads) {
 
 export function made({
   kind = "positions", layers = 6, heads = 9, side = 32, sizes = [side, side], picture = [64, 64], times = 1, extent = 32, title = "Waves", also = {},
-  images = 1, known = false, random = false, scores = null, uniform = false,
+  images = 1, known = false, random = false, scores = null, uniform = false, leftOut = {},
 } = {}) {
   const pixels = Uint8Array.from({ length: images * picture[0] * picture[1] * 3 }, (_, index) => 128 + 100 * Math.sin(index / 97));
   const tensors = { images: ["U8", [images, ...picture, 3], pixels], ...(known ? logits(images, layers, heads) : {}) };
@@ -107,7 +107,7 @@ export function made({
   }
   const entropy = (layer) => Array.from({ length: heads }, (_, head) => (head === 3 ? null : 2 + Math.sin(head + layer)));
   return safetensors(tensors, {
-    format: 1, title, library: "0", patch: null, random, classes: known ? CLASSES : [],
+    format: 1, title, library: "0", patch: null, random, left_out: leftOut, classes: known ? CLASSES : [],
     images: Array.from({ length: images }, (_, image) => ({ name: image === 0 ? "waves" : `waves ${image}`, ...(known ? LABELS[image] : {}) })),
     times: Array.from({ length: times }, (_, time) => `epoch ${time}`),
     layers: Array.from({ length: layers }, (_, layer) => ({

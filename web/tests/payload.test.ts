@@ -140,6 +140,7 @@ describe("invalid files", () => {
     ["another grid", changedManifest((manifest) => (manifest["layers"][0].sizes = [4, 4])), /0\.shift_scores: must have the shape 2 x 2 x 7 x 7/],
     ["a window of one number", changedManifest((manifest) => (manifest["layers"][3].window = [7])), /layers\[3\]\.window: must /],
     ["a window without rows", changedManifest((manifest) => (manifest["layers"][3].window = [0, 7])), /layers\[3\]\.window: must /],
+    ["a reason that is a number", changedManifest((manifest) => (manifest["left_out"] = { attention: 1 })), /left_out\.attention: must be/],
     ["an unknown kind", changedManifest((manifest) => (manifest["layers"][0].kind = "new")), /kind: must be one of positions/],
     ["a table too short", changedManifest((manifest) => (manifest["layers"][0].statistics.heads.entropy = [1])), /must have 2 entries, got 1/],
     ["a statistic above the largest number", spelled("layer", "1e999"), /layers\[0\]\.statistics\.layer\.odd: must be a finite number or null, got Infinity/],

@@ -107,6 +107,7 @@ class Payload:
         random: Whether the model's parameters are initial random values.
         classes: Names of the model's classes, in the order of its logits; empty without logits.
         logits: The model's logits for each image, (n, classes) float32, or None.
+        left_out: Reason why the attention of a module could not be read, by module name.
     """
 
     title: str
@@ -120,6 +121,7 @@ class Payload:
     random: bool = False
     classes: tuple[str, ...] = ()
     logits: Tensor | None = None
+    left_out: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -141,6 +143,7 @@ class _Manifest:
     layers: Annotated[tuple[PayloadLayer, ...], msgspec.Meta(min_length=1)]
     random: bool = False
     classes: tuple[str, ...] = ()
+    left_out: dict[str, str] = field(default_factory=dict)
 
 
 def example() -> bytes:
@@ -178,6 +181,8 @@ def write_payload(payload: Payload) -> bytes:
     }
     if payload.random:
         manifest["random"] = True
+    if payload.left_out:
+        manifest["left_out"] = dict(payload.left_out)
     tensors = {"images": payload.images.contiguous()}
     if payload.logits is not None:
         manifest["classes"], tensors["logits"] = payload.classes, payload.logits
@@ -236,6 +241,7 @@ def read_payload(content: bytes) -> Payload:
         random=manifest.random,
         classes=manifest.classes,
         logits=tensors.get("logits"),
+        left_out=manifest.left_out,
     )
 
 

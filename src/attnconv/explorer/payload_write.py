@@ -90,7 +90,7 @@ def payload(
     Layers of this library are stored as tables of scores if their attention depends only on positions, and otherwise as
     queries and keys if these fit in the budget. Queries and keys may be stored with fewer channels, which changes each
     score by at most 0.01. For all other layers, probabilities are stored for all queries, or for as many evenly spaced
-    ones as fit. Attention that cannot be read is left out, with a warning.
+    ones as fit. Attention that cannot be read is left out, with a warning; the page lists it.
 
     Args:
         model: Any module with attention. It runs in evaluation mode and without gradients.
@@ -125,11 +125,11 @@ def payload(
     no_images = images is None
     if images is None:
         images, pictures = _noise(model), Pictures()
-    audited = audit(model, images, **reading).layers  # warns about attention that cannot be read
-    if no_images and (content := [layer.name for layer in audited if not layer.position_only]):
+    audited = audit(model, images, **reading)  # warns about attention that cannot be read
+    if no_images and (content := [layer.name for layer in audited.layers if not layer.position_only]):
         requirement = f"must be given, since attention depends on the image in {', '.join(content[:3])}"
         raise ValueError(bad("images", requirement, "none"))
-    stored, output = _store_layers(model, images, audited, budget=budget, **reading)
+    stored, output = _store_layers(model, images, audited.layers, budget=budget, **reading)
     pictures = _pictures(pictures, images, stored)
     logits = None
     if not no_images and len(pictures.pixels) == len(images):
@@ -154,6 +154,7 @@ def payload(
         random=random,
         classes=() if logits is None else tuple(classes),
         logits=logits,
+        left_out=audited.left_out,
     )
     return write_payload(found)
 

@@ -45,6 +45,8 @@ export interface Manifest {
   readonly random: boolean;
   /** Names of the model's classes, in the order of its logits; empty without logits. */
   readonly classes: readonly string[];
+  /** Names of modules whose attention could not be read, each with the reason. */
+  readonly leftOut: readonly (readonly [string, string])[];
 }
 
 export interface Payload {
@@ -99,6 +101,7 @@ function manifestOf(text: string): Manifest {
     layers,
     random: boolean(all["random"] ?? false, "random"),
     classes: list(all["classes"] ?? [], "classes").map((entry, index) => string(entry, `classes[${index}]`)),
+    leftOut: Object.entries(record(all["left_out"] ?? {}, "left_out")).map(([name, reason]) => [name, string(reason, `left_out.${name}`)]),
   };
 }
 
