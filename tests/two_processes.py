@@ -13,6 +13,13 @@ def run_python(*words: str, processes: int = 2, cwd: Path | None = None) -> str:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"}
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
     command = [sys.executable, *(launcher if processes > 1 else ()), *words]
-    done = subprocess.run(command, check=False, env=environment, cwd=cwd, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    with subprocess.Popen(
+        command, env=environment, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            out, errors = process.communicate(timeout=600)
+        except subprocess.TimeoutExpired:
+            process.terminate()  # torchrun then ends its workers, which hold the pipes open
+            out, errors = process.communicate()
+    assert process.returncode == 0, out + errors
+    return out
