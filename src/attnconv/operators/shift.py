@@ -189,14 +189,16 @@ def _own_padding(grid: Grid, taps: Taps) -> tuple[int, ...] | None:
 
 
 def _is_unsafe(grid: Grid, route: _Route, x: Tensor) -> bool:
-    """Return whether oneDNN may compute a wrong weight gradient: in bf16, if an axis is no longer than the kernel.
+    """Return whether oneDNN may compute wrong values in bf16 (PyTorch 2.13, CPUs with AMX).
 
-    In this case, convolutions return wrong values or write out of bounds (PyTorch 2.13, CPUs with AMX), mostly if some
-    taps read only padding. These images are small, so shifting them is cheap.
+    If an axis is no longer than the kernel, weight gradients are wrong or written out of bounds, mostly if some taps
+    read only padding. If the last axis has a single query and a stride, part of the output is not written. These images
+    are small, so shifting them is cheap.
     """
     if torch.compiler.is_compiling() or x.device.type != "cpu" or product_dtype(x) != torch.bfloat16:
         return False
-    return any(
+    last = grid.axes[-1]
+    return (last.queries == 1 and last.stride > 1) or any(
         axis.size <= step * (count - 1) + 1 for axis, (_, step, count) in zip(grid.axes, route.taps, strict=True)
     )
 
