@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -107,9 +107,9 @@ def device_of(name: DeviceName) -> torch.device:
     return torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
 
 
-def autocast(device: torch.device) -> AbstractContextManager[Any]:
-    """Return a context manager for bfloat16 autocast on CUDA, and no autocast on other devices."""
-    return torch.autocast("cuda", dtype=torch.bfloat16) if device.type == "cuda" else nullcontext()
+def autocast(device: torch.device, *, bf16: bool = False) -> AbstractContextManager[Any]:
+    """Return a context manager for bfloat16 autocast, which other devices than CUDA use only if `bf16` is true."""
+    return torch.autocast(device.type, torch.bfloat16, enabled=bf16 or device.type == "cuda")
 
 
 def percentage(share: float) -> str:

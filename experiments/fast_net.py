@@ -9,15 +9,18 @@ horizontal flips that alternate between epochs, and a moving average of the weig
 All learned mixing of positions is by convolutions, so a recast network mixes positions only by attention (and pooling).
 """
 
+import time
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, final
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import final
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from attnconv.training.run_recorder import read_state, save_state
 from experiments.common import autocast
 
 PATCH = 2  # side of the whitened patches in pixels
@@ -55,6 +58,17 @@ class FastSettings:
     """Number of epochs in which the bias of the whitening layer is trained."""
     slow_every: int = 5
     """Number of steps between updates of the averaged weights."""
+    bf16: bool = True
+    """Train with bf16 matrix products on every device; otherwise only on CUDA."""
+
+
+@dataclass
+class Log:
+    """Measurements of a training, one per epoch."""
+
+    loss: list[float] = field(default_factory=list)
+    """Mean training loss."""
+    seconds: list[float] = field(default_factory=list)
 
 
 @final
@@ -144,22 +158,24 @@ def triangular(part: float, *, start: float = 0.2, peak: float = 0.23, end: floa
     return 1 + (end - 1) * (part - peak) / (1 - peak)
 
 
-def batches(images: Tensor, labels: Tensor, settings: FastSettings, generator: torch.Generator) -> Iterator[Any]:
-    """Yield shuffled and augmented batches of all epochs, (epoch, images, labels).
+def batches(
+    images: Tensor, labels: Tensor, settings: FastSettings, *, seed: int, epoch: int
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield shuffled and augmented batches of an epoch, (images, labels).
 
     Whether an image is flipped is random in the first epoch and then alternates, so two successive epochs use both
     versions of every image.
     """
-    mirrored = torch.rand(len(images), generator=generator) < 0.5
+    mirrored = torch.rand(len(images), generator=torch.Generator().manual_seed(seed)) < 0.5
+    generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch + 1)
     padded = F.pad(images, (settings.shift,) * 4, mode="reflect")
     size = min(settings.batch_size, len(images))
-    for epoch in range(settings.epochs):
-        order = torch.randperm(len(images), generator=generator)[: len(images) // size * size]
-        for chosen in order.split(size):
-            taken = shifted(padded[chosen], settings.shift, images.shape[-2:], generator)
-            flip = (mirrored[chosen] ^ bool(epoch % 2)).to(taken.device)
-            taken = torch.where(flip[:, None, None, None], taken.flip(-1), taken)
-            yield epoch, blanked(taken, settings.cutout, generator) if settings.cutout else taken, labels[chosen]
+    order = torch.randperm(len(images), generator=generator)[: len(images) // size * size]
+    for chosen in order.split(size):
+        taken = shifted(padded[chosen], settings.shift, images.shape[-2:], generator)
+        flip = (mirrored[chosen] ^ bool(epoch % 2)).to(taken.device)
+        taken = torch.where(flip[:, None, None, None], taken.flip(-1), taken)
+        yield blanked(taken, settings.cutout, generator) if settings.cutout else taken, labels[chosen]
 
 
 def shifted(padded: Tensor, reach: int, size: torch.Size, generator: torch.Generator) -> Tensor:
@@ -180,7 +196,9 @@ def blanked(images: Tensor, side: int, generator: torch.Generator) -> Tensor:
     return images.masked_fill(within[:, None].to(images.device), 0.0)
 
 
-def train(net: FastNet, images: Tensor, labels: Tensor, settings: FastSettings, *, seed: int) -> None:
+def train(
+    net: FastNet, images: Tensor, labels: Tensor, settings: FastSettings, *, seed: int, state: Path | None = None
+) -> Log:
     """Train a network in place.
 
     Args:
@@ -189,6 +207,7 @@ def train(net: FastNet, images: Tensor, labels: Tensor, settings: FastSettings, 
         labels: Labels.
         settings: Training settings.
         seed: Seed of the order of images and of the augmentation.
+        state: File of the state after each epoch, from which an interrupted training continues; None to keep none.
     """
     whiten(net, images[:5_000])
     biases = [p for name, p in net.named_parameters() if p.requires_grad and name.endswith("bias")]
@@ -198,23 +217,40 @@ def train(net: FastNet, images: Tensor, labels: Tensor, settings: FastSettings, 
         {"params": biases, "weight_decay": 0.0, "highest": settings.rate * settings.bias_rate},
     ]
     optimiser = torch.optim.SGD(groups, lr=settings.rate, momentum=settings.momentum, nesterov=True)
-    steps = settings.epochs * (len(images) // min(settings.batch_size, len(images)))
+    per_epoch = len(images) // min(settings.batch_size, len(images))
+    steps = settings.epochs * per_epoch
     slow: dict[str, Tensor] = {}
+    log = Log()
+    if state is not None and state.is_file():
+        saved = read_state(state)
+        net.load_state_dict(saved["net"])
+        optimiser.load_state_dict(saved["optimiser"])
+        slow = {name: value.to(images.device) for name, value in saved["slow"].items()}
+        log = Log(**saved["log"])
     net.train()
-    generator = torch.Generator().manual_seed(seed)
-    for step, (epoch, x, y) in enumerate(batches(images, labels, settings, generator), start=1):
+    for epoch in range(len(log.loss), settings.epochs):
+        start, total = time.perf_counter(), torch.zeros((), device=images.device)
         net.bias_of_whitening.requires_grad_(epoch < settings.whitening_epochs)
-        for group in optimiser.param_groups:
-            group["lr"] = group["highest"] * triangular((step - 1) / steps)
-        with autocast(images.device):
-            logits = net(x.contiguous(memory_format=torch.channels_last))
-        loss = F.cross_entropy(logits.float(), y, label_smoothing=settings.smoothing)
-        optimiser.zero_grad(set_to_none=True)
-        loss.backward()
-        optimiser.step()
-        if step % settings.slow_every == 0:
-            meet(net, slow, 1 - 0.95**settings.slow_every * (step / steps) ** 3)
+        for step, (x, y) in enumerate(batches(images, labels, settings, seed=seed, epoch=epoch), 1 + epoch * per_epoch):
+            for group in optimiser.param_groups:
+                group["lr"] = group["highest"] * triangular((step - 1) / steps)
+            with autocast(images.device, bf16=settings.bf16):
+                logits = net(x.contiguous(memory_format=torch.channels_last))
+            loss = F.cross_entropy(logits.float(), y, label_smoothing=settings.smoothing)
+            optimiser.zero_grad(set_to_none=True)
+            loss.backward()
+            optimiser.step()
+            total += loss.detach()
+            if step % settings.slow_every == 0:
+                meet(net, slow, 1 - 0.95**settings.slow_every * (step / steps) ** 3)
+        log.loss.append(float(total) / per_epoch)
+        log.seconds.append(time.perf_counter() - start)
+        if state is not None:
+            now = {"net": net.state_dict(), "optimiser": optimiser.state_dict(), "slow": slow, "log": asdict(log)}
+            save_state(state, now)
+            print(f"{state.stem}, epoch {epoch + 1}: loss {log.loss[-1]:.3f}, {log.seconds[-1]:.0f} s", flush=True)
     meet(net, slow, 0.0)  # the result is the average
+    return log
 
 
 @torch.no_grad()

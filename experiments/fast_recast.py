@@ -28,14 +28,24 @@ from torch import Tensor, nn
 from attnconv._util.atomic_write import write_atomically
 from attnconv.convert import recast
 from attnconv.data.settings import AugmentSettings
-from experiments.common import DeviceName, Images, cifar10_images, device_of, kept, percentage, spread, write_results
-from experiments.fast_net import FastNet, FastSettings, logits_of, train
+from experiments.common import (
+    DeviceName,
+    Images,
+    cifar10_images,
+    device_of,
+    kept,
+    kept_file,
+    percentage,
+    spread,
+    write_results,
+)
+from experiments.fast_net import FastNet, FastSettings, Log, logits_of, train
 from experiments.finetune_recast import Settings as TuningSettings, attention, train as tune
 
 PresetName = Literal["tiny", "cpu", "94", "96"]
 PRESETS: Mapping[PresetName, FastSettings] = {
-    "tiny": FastSettings(widths=(4, 4, 4), epochs=2, batch_size=20, rate=0.03),
-    "cpu": FastSettings(widths=(24, 64, 96), epochs=4, batch_size=250, rate=0.37),
+    "tiny": FastSettings(widths=(4, 4, 4), epochs=2, batch_size=20, rate=0.03, bf16=False),
+    "cpu": FastSettings(widths=(24, 64, 96), epochs=4, batch_size=250, rate=0.37, bf16=False),
     "94": FastSettings(),
     "96": FastSettings(widths=(128, 512, 512), depth=3, epochs=45, rate=1.2, cutout=12),
 }
@@ -75,7 +85,7 @@ class Settings:
     tuning_rate: float = 0.01
     """Learning rate for fine-tuning."""
     device: DeviceName = "auto"
-    """Device for training, with bf16 matrix products on CUDA. Accuracies are measured in full precision."""
+    """Device for training. Accuracies are measured in full precision."""
 
 
 @dataclass(frozen=True)
@@ -95,6 +105,8 @@ class Result:
     """Largest difference of a logit, with heads computed by softmax, on fewer images."""
     largest_logit: float
     train_seconds: float
+    losses: list[float]
+    """Mean training loss of each epoch."""
     recast_seconds: float
     tuned: dict[str, float]
     """Accuracy of the fine-tuned CNN, and of its copy with soft heads before and after; empty without fine-tuning."""
@@ -141,7 +153,7 @@ def kept_or_run(seed: int, sets: Sets, settings: Settings) -> Result:
 def run_once(seed: int, sets: Sets, settings: Settings) -> Result:
     """Compute the result of one seed."""
     images, labels = sets["test"].normalised()
-    cnn, train_seconds = trained(seed, sets["train"], settings)
+    cnn, log = trained(seed, sets["train"], settings)
     start = time.perf_counter()
     hard = recast(cnn)
     recast_seconds = time.perf_counter() - start
@@ -159,35 +171,31 @@ def run_once(seed: int, sets: Sets, settings: Settings) -> Result:
         difference=float((plain - ours).abs().max()),
         softmax_difference=float((plain[: settings.compare] - softmax).abs().max()),
         largest_logit=float(plain.abs().max()),
-        train_seconds=train_seconds,
+        train_seconds=sum(log.seconds),
+        losses=log.loss,
         recast_seconds=recast_seconds,
         tuned=tuned(cnn, sets, settings, seed) if settings.tuning_epochs else {},
     )
 
 
-def trained(seed: int, data: Images, settings: Settings) -> tuple[FastNet, float]:
-    """Return the CNN in evaluation mode, trained or loaded, and its training time in seconds."""
+def trained(seed: int, data: Images, settings: Settings) -> tuple[FastNet, Log]:
+    """Return the CNN in evaluation mode, trained or loaded, with the log of its training."""
     chosen, device = settings_of(settings), device_of(settings.device)
     torch.manual_seed(seed)
     net = FastNet(chosen.widths, depth=chosen.depth).to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
-    name = f"{settings.preset}-{chosen.epochs}-epochs-{len(data)}-images-{device.type}-{seed}.safetensors"
-    file = settings.kept / name
-    wanted = json.dumps(asdict(chosen))
+    on = [asdict(chosen), len(data), device.type]
+    file = kept_file(settings.kept, f"{settings.preset} {seed}", on).with_suffix(".safetensors")
     if file.is_file():
         with safetensors.safe_open(file, "pt") as reader:
-            about = reader.metadata()
-        if about["settings"] == wanted:
-            net.load_state_dict(safetensors.torch.load_file(file, device=str(device)))
-            return net.eval(), float(about["seconds"])
-    start = time.perf_counter()
-    train(net, *data.normalised(), chosen, seed=seed)
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    seconds = time.perf_counter() - start
+            log = Log(**json.loads(reader.metadata()["log"]))
+        net.load_state_dict(safetensors.torch.load_file(file, device=str(device)))
+        return net.eval(), log
+    file.parent.mkdir(parents=True, exist_ok=True)
+    log = train(net, *data.normalised(), chosen, seed=seed, state=file.with_suffix(".state"))
     tensors = {key: value.detach().cpu().contiguous() for key, value in net.state_dict().items()}
-    settings.kept.mkdir(parents=True, exist_ok=True)
-    write_atomically(file, safetensors.torch.save(tensors, {"settings": wanted, "seconds": str(seconds)}))
-    return net.eval(), seconds
+    write_atomically(file, safetensors.torch.save(tensors, {"log": json.dumps(asdict(log))}))
+    file.with_suffix(".state").unlink()
+    return net.eval(), log
 
 
 def tuned(cnn: nn.Module, sets: Sets, settings: Settings, seed: int) -> dict[str, float]:
@@ -201,6 +209,7 @@ def tuned(cnn: nn.Module, sets: Sets, settings: Settings, seed: int) -> dict[str
         batch_size=min(125, settings.tuning_images, len(sets["train"])),
         augment=AugmentSettings(padding=settings_of(settings).shift, border="reflect"),
         seed=seed,
+        bf16=settings_of(settings).bf16,
     )
     soft = recast(cnn, alpha=settings.alpha, weights="nearest")
     before = [layer.encoding.get_parameter("centres").detach().clone() for layer in attention(soft)]

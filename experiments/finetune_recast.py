@@ -61,6 +61,8 @@ class Settings:
     accuracy."""
     seed: int = 0
     """Seed of the order of images and of their augmentation."""
+    bf16: bool = False
+    """Train with bf16 matrix products on every device; otherwise only on CUDA."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +126,7 @@ def run(name: str, model: nn.Module, sets: Mapping[str, Images], settings: Setti
 
 
 def train(model: nn.Module, images: Images, settings: Settings) -> None:
-    """Train with SGD and cosine decay, with bf16 matrix products on CUDA."""
+    """Train with SGD and cosine decay."""
     generator, device = torch.Generator().manual_seed(settings.seed), images.pixels.images.device
     positions = {id(p) for layer in attention(model) for p in layer.encoding.parameters()}
     groups: list[dict[str, Any]] = [
@@ -143,7 +145,7 @@ def train(model: nn.Module, images: Images, settings: Settings) -> None:
         order = torch.randperm(len(images), generator=generator)
         for chosen in order[: len(images) // settings.batch_size * settings.batch_size].split(settings.batch_size):
             x, labels = images.batch(chosen.to(device), settings.augment, seed=settings.seed, epoch=epoch)
-            with autocast(device):
+            with autocast(device, bf16=settings.bf16):
                 logits = model(x)
             loss = F.cross_entropy(logits.float(), labels)
             optimiser.zero_grad(set_to_none=True)

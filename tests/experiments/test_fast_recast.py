@@ -11,7 +11,8 @@ from torch import nn
 from attnconv.convert import recast
 from attnconv.data.image_set import ImageSet
 from attnconv.layers import SelfAttention
-from experiments import fast_recast
+from attnconv.training.run_recorder import save_state
+from experiments import fast_net, fast_recast
 from experiments.common import Images
 from experiments.fast_net import FastNet, FastSettings, batches, logits_of, meet, shifted, train, triangular, whiten
 from experiments.fast_recast import Settings, main
@@ -103,9 +104,10 @@ def test_the_rate_is_a_triangle() -> None:
 def test_mirroring_alternates() -> None:
     images = torch.randn(6, 3, 4, 4)
     chosen = FastSettings(epochs=2, batch_size=6, shift=0)
-    seen = {}
-    for epoch, x, y in batches(images, torch.arange(6), chosen, torch.Generator().manual_seed(0)):
-        seen[epoch] = x[y.argsort()]
+    seen = []
+    for epoch in range(2):
+        ((x, y),) = batches(images, torch.arange(6), chosen, seed=0, epoch=epoch)
+        seen.append(x[y.argsort()])
     assert not torch.equal(seen[0], seen[1])
     torch.testing.assert_close(seen[0], seen[1].flip(-1))
 
@@ -133,6 +135,33 @@ def test_a_training_shorter_than_the_average_s_period_keeps_its_steps() -> None:
     before = net.out.weight.detach().clone()
     train(net, torch.randn(8, 3, 32, 32), torch.arange(8), FastSettings(epochs=1, batch_size=4, rate=0.1), seed=0)
     assert float((net.out.weight.detach() - before).abs().max()) > 1e-3
+
+
+def test_interrupted_training_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    images, labels = torch.randn(12, 3, 32, 32), torch.arange(12) % 10
+    chosen = FastSettings(epochs=3, batch_size=4, rate=0.1, slow_every=2)
+
+    def run(state: Path | None) -> FastNet:
+        torch.manual_seed(0)
+        net = FastNet((4, 4, 4))
+        losses = train(net, images, labels, chosen, seed=0, state=state).loss
+        assert len(losses) == chosen.epochs
+        return net
+
+    whole, file = run(None), tmp_path / "a.state"
+    saves = iter([True, False])
+
+    def interrupted(path: Path, state: dict[str, object]) -> None:
+        if not next(saves):
+            raise KeyboardInterrupt
+        save_state(path, state)
+
+    monkeypatch.setattr(fast_net, "save_state", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run(file)
+    monkeypatch.undo()
+    for name, value in run(file).state_dict().items():
+        torch.testing.assert_close(value, whole.state_dict()[name], rtol=0, atol=0)
 
 
 def test_it_learns() -> None:
