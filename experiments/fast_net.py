@@ -4,7 +4,8 @@ It uses published techniques for fast CIFAR-10 training. The first convolution i
 principal directions of the 2 x 2 patches of the training images, and their negatives. Three stages of convolution,
 pooling, batch norm and GELU follow, with the scale of norms fixed at 1. Training uses SGD with Nesterov momentum and a
 triangular learning rate, a larger learning rate and no weight decay for the biases of norms, label smoothing,
-horizontal flips that alternate between epochs, and a moving average of the weights (Lookahead).
+horizontal flips that alternate between epochs, and a moving average of the weights (Lookahead). Optionally, a small
+network (the proxy) is trained first on every batch, and selects the images with the largest loss for the network.
 
 All learned mixing of positions is by convolutions, so a recast network mixes positions only by attention (and pooling).
 """
@@ -35,8 +36,8 @@ class FastSettings:
     widths: tuple[int, int, int] = (64, 256, 256)
     """Number of channels of the three stages."""
     depth: int = 2
-    """Number of convolutions per stage."""
-    epochs: int = 10
+    """Number of convolutions per stage. With more than two, a residual connection skips all but the first."""
+    epochs: int = 12
     """Number of epochs."""
     batch_size: int = 1024
     """Batch size."""
@@ -47,7 +48,13 @@ class FastSettings:
     momentum: float = 0.85
     """Nesterov momentum of SGD."""
     weight_decay: float = 1.3e-3
-    """Weight decay; not applied to biases."""
+    """Weight decay; not applied to the biases of norms."""
+    peak: float = 0.23
+    """Progress of training, from 0 to 1, at which the learning rate is highest."""
+    end: float = 0.07
+    """Last learning rate, relative to `rate`."""
+    norm_momentum: float = 0.4
+    """Share of the current batch in the running statistics of norms."""
     smoothing: float = 0.2
     """Label smoothing."""
     shift: int = 2
@@ -58,6 +65,12 @@ class FastSettings:
     """Number of epochs in which the bias of the whitening layer is trained."""
     slow_every: int = 5
     """Number of steps between updates of the averaged weights."""
+    hardest: int | None = None
+    """Number of images that the proxy selects from each batch; None to train on all images, without a proxy."""
+    proxy_widths: tuple[int, int, int] = (32, 64, 64)
+    """Number of channels of the three stages of the proxy, which has two convolutions per stage."""
+    proxy_every: int = 4
+    """Number of steps between training steps of the proxy."""
     bf16: bool = True
     """Train with bf16 matrix products on every device; otherwise only on CUDA."""
 
@@ -67,7 +80,7 @@ class Log:
     """Measurements of a training, one per epoch."""
 
     loss: list[float] = field(default_factory=list)
-    """Mean training loss."""
+    """Mean training loss, of the selected images only."""
     seconds: list[float] = field(default_factory=list)
 
 
@@ -77,11 +90,14 @@ class FastNet(nn.Module):
 
     Args:
         widths: Number of channels of each stage.
-        depth: Number of convolutions per stage.
+        depth: Number of convolutions per stage. With more than two, a residual connection skips all but the first.
+        norm_momentum: Share of the current batch in the running statistics of norms.
         classes: Number of classes.
     """
 
-    def __init__(self, widths: tuple[int, int, int], *, depth: int = 2, classes: int = 10) -> None:
+    def __init__(
+        self, widths: tuple[int, int, int], *, depth: int = 2, norm_momentum: float = 0.4, classes: int = 10
+    ) -> None:
         super().__init__()
         given = 2 * 3 * PATCH**2
         self.whiten = nn.Conv2d(3, given, PATCH)
@@ -89,7 +105,7 @@ class FastNet(nn.Module):
         nn.init.zeros_(self.bias_of_whitening)
         stages: list[nn.Module] = []
         for width in widths:
-            stages.append(stage(given, width, depth))
+            stages.append(stage(given, width, depth, norm_momentum))
             given = width
         self.stages = nn.Sequential(*stages)
         self.pool = nn.MaxPool2d(3)
@@ -107,20 +123,40 @@ class FastNet(nn.Module):
         return self.out(self.pool(x).flatten(1)) * LOGIT_SCALE
 
 
-def stage(given: int, made: int, depth: int) -> nn.Sequential:
+@final
+class Residual(nn.Module):
+    """Sum of the input and a module's output."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return x + inner(x)."""
+        out: Tensor = x + self.inner(x)
+        return out
+
+
+def stage(given: int, made: int, depth: int, norm_momentum: float) -> nn.Sequential:
     """Return a stage of convolution, pooling, norm and GELU, then further convolutions with norm and GELU.
 
-    Convolutions are initialised to copy their first channels: their leading square block is the identity.
+    With more than two convolutions, the input of the second is added before the last GELU. Convolutions are initialised
+    to copy their first channels: their leading square block is the identity.
     """
-    modules: list[nn.Module] = []
+    first, rest = [], []
     for number in range(depth):
         conv = nn.Conv2d(given if number == 0 else made, made, 3, padding=1, bias=False)
         with torch.no_grad():
             nn.init.dirac_(conv.weight[: conv.in_channels])
-        norm = nn.BatchNorm2d(made, momentum=0.4)
+        norm = nn.BatchNorm2d(made, momentum=norm_momentum)
         norm.weight.requires_grad = False
-        modules += [conv, *([nn.MaxPool2d(2)] if number == 0 else []), norm, nn.GELU()]
-    return nn.Sequential(*modules)
+        if number == 0:
+            first = [conv, nn.MaxPool2d(2), norm, nn.GELU()]
+        else:
+            rest += [conv, norm, nn.GELU()]
+    if depth > 2:
+        rest = [Residual(nn.Sequential(*rest[:-1])), nn.GELU()]
+    return nn.Sequential(*first, *rest)
 
 
 @torch.no_grad()
@@ -209,48 +245,85 @@ def train(
         seed: Seed of the order of images and of the augmentation.
         state: File of the state after each epoch, from which an interrupted training continues; None to keep none.
     """
-    whiten(net, images[:5_000])
-    biases = [p for name, p in net.named_parameters() if p.requires_grad and name.endswith("bias")]
-    weights = [p for name, p in net.named_parameters() if p.requires_grad and not name.endswith("bias")]
-    groups = [
-        {"params": weights, "weight_decay": settings.weight_decay, "highest": settings.rate},
-        {"params": biases, "weight_decay": 0.0, "highest": settings.rate * settings.bias_rate},
-    ]
-    optimiser = torch.optim.SGD(groups, lr=settings.rate, momentum=settings.momentum, nesterov=True)
-    per_epoch = len(images) // min(settings.batch_size, len(images))
+    size = min(settings.batch_size, len(images))
+    per_epoch = len(images) // size
     steps = settings.epochs * per_epoch
+    nets = {"net": net}
+    if settings.hardest is not None:
+        proxy = FastNet(settings.proxy_widths, norm_momentum=settings.norm_momentum, classes=net.out.out_features)
+        nets["proxy"] = proxy.to(images.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+        proxy.bias_of_whitening.requires_grad_(False)
+    optimisers = {name: optimiser_of(each, settings) for name, each in nets.items()}
     slow: dict[str, Tensor] = {}
     log = Log()
+    for each in nets.values():
+        whiten(each, images[:5_000])
+        each.train()
     if state is not None and state.is_file():
         saved = read_state(state)
-        net.load_state_dict(saved["net"])
-        optimiser.load_state_dict(saved["optimiser"])
+        for name in nets:
+            nets[name].load_state_dict(saved[name])
+            optimisers[name].load_state_dict(saved[f"optimiser of {name}"])
         slow = {name: value.to(images.device) for name, value in saved["slow"].items()}
         log = Log(**saved["log"])
-    net.train()
     for epoch in range(len(log.loss), settings.epochs):
         start, total = time.perf_counter(), torch.zeros((), device=images.device)
         net.bias_of_whitening.requires_grad_(epoch < settings.whitening_epochs)
         for step, (x, y) in enumerate(batches(images, labels, settings, seed=seed, epoch=epoch), 1 + epoch * per_epoch):
-            for group in optimiser.param_groups:
-                group["lr"] = group["highest"] * triangular((step - 1) / steps)
-            with autocast(images.device, bf16=settings.bf16):
-                logits = net(x.contiguous(memory_format=torch.channels_last))
-            loss = F.cross_entropy(logits.float(), y, label_smoothing=settings.smoothing)
-            optimiser.zero_grad(set_to_none=True)
-            loss.backward()
-            optimiser.step()
-            total += loss.detach()
+            factor = triangular((step - 1) / steps, peak=settings.peak, end=settings.end)
+            if settings.hardest is not None:
+                learns = (step - 1) % settings.proxy_every == 0
+                with torch.set_grad_enabled(learns):
+                    proxy_losses = losses(nets["proxy"], x, y, settings)
+                chosen = proxy_losses.detach().topk(min(settings.hardest, size)).indices
+                if learns:
+                    update(optimisers["proxy"], proxy_losses[chosen].sum() / size, factor)
+                x, y = x[chosen], y[chosen]
+            loss = losses(net, x, y, settings).sum() / size
+            update(optimisers["net"], loss, factor)
+            total += loss.detach() * size / len(y)
             if step % settings.slow_every == 0:
                 meet(net, slow, 1 - 0.95**settings.slow_every * (step / steps) ** 3)
         log.loss.append(float(total) / per_epoch)
         log.seconds.append(time.perf_counter() - start)
         if state is not None:
-            now = {"net": net.state_dict(), "optimiser": optimiser.state_dict(), "slow": slow, "log": asdict(log)}
-            save_state(state, now)
+            now = {name: each.state_dict() for name, each in nets.items()}
+            now |= {f"optimiser of {name}": each.state_dict() for name, each in optimisers.items()}
+            save_state(state, {**now, "slow": slow, "log": asdict(log)})
             print(f"{state.stem}, epoch {epoch + 1}: loss {log.loss[-1]:.3f}, {log.seconds[-1]:.0f} s", flush=True)
     meet(net, slow, 0.0)  # the result is the average
     return log
+
+
+def losses(net: FastNet, images: Tensor, labels: Tensor, settings: FastSettings) -> Float[Tensor, " b"]:
+    """Return the loss of each image."""
+    with autocast(images.device, bf16=settings.bf16):
+        logits = net(images.contiguous(memory_format=torch.channels_last))
+    return F.cross_entropy(logits.float(), labels, label_smoothing=settings.smoothing, reduction="none")
+
+
+def optimiser_of(net: FastNet, settings: FastSettings) -> torch.optim.SGD:
+    """Return the optimiser of a network; the highest learning rate of each group is its value "highest"."""
+    biases = {id(module.bias) for module in net.modules() if isinstance(module, nn.BatchNorm2d)}
+    learned = [p for p in net.parameters() if p.requires_grad]
+    groups = [
+        {
+            "params": [p for p in learned if id(p) not in biases],
+            "weight_decay": settings.weight_decay,
+            "highest": settings.rate,
+        },
+        {"params": [p for p in learned if id(p) in biases], "highest": settings.rate * settings.bias_rate},
+    ]
+    return torch.optim.SGD(groups, lr=settings.rate, momentum=settings.momentum, nesterov=True)
+
+
+def update(optimiser: torch.optim.Optimizer, loss: Tensor, factor: float) -> None:
+    """Take one step with a factor of the highest learning rates."""
+    for group in optimiser.param_groups:
+        group["lr"] = group["highest"] * factor
+    optimiser.zero_grad(set_to_none=True)
+    loss.backward()
+    optimiser.step()
 
 
 @torch.no_grad()

@@ -47,7 +47,18 @@ PRESETS: Mapping[PresetName, FastSettings] = {
     "tiny": FastSettings(widths=(4, 4, 4), epochs=2, batch_size=20, rate=0.03, bf16=False),
     "cpu": FastSettings(widths=(24, 64, 96), epochs=4, batch_size=250, rate=0.37, bf16=False),
     "94": FastSettings(),
-    "96": FastSettings(widths=(128, 512, 512), depth=3, epochs=45, rate=1.2, cutout=12),
+    "96": FastSettings(
+        widths=(128, 384, 512),
+        depth=3,
+        epochs=45,
+        rate=1.17,
+        peak=0.1,
+        end=0.0,
+        norm_momentum=0.1,
+        shift=4,
+        cutout=12,
+        hardest=512,
+    ),
 }
 
 
@@ -182,7 +193,8 @@ def trained(seed: int, data: Images, settings: Settings) -> tuple[FastNet, Log]:
     """Return the CNN in evaluation mode, trained or loaded, with the log of its training."""
     chosen, device = settings_of(settings), device_of(settings.device)
     torch.manual_seed(seed)
-    net = FastNet(chosen.widths, depth=chosen.depth).to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    net = FastNet(chosen.widths, depth=chosen.depth, norm_momentum=chosen.norm_momentum)
+    net.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     on = [asdict(chosen), len(data), device.type]
     file = kept_file(settings.kept, f"{settings.preset} {seed}", on).with_suffix(".safetensors")
     if file.is_file():

@@ -137,13 +137,14 @@ def test_a_training_shorter_than_the_average_s_period_keeps_its_steps() -> None:
     assert float((net.out.weight.detach() - before).abs().max()) > 1e-3
 
 
-def test_interrupted_training_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("hardest", [None, 2])
+def test_interrupted_training_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hardest: int | None) -> None:
     images, labels = torch.randn(12, 3, 32, 32), torch.arange(12) % 10
-    chosen = FastSettings(epochs=3, batch_size=4, rate=0.1, slow_every=2)
+    chosen = FastSettings(epochs=3, batch_size=4, rate=0.1, slow_every=2, hardest=hardest, proxy_widths=(4, 4, 4))
 
     def run(state: Path | None) -> FastNet:
         torch.manual_seed(0)
-        net = FastNet((4, 4, 4))
+        net = FastNet((4, 4, 4), depth=3)
         losses = train(net, images, labels, chosen, seed=0, state=state).loss
         assert len(losses) == chosen.epochs
         return net
@@ -162,6 +163,23 @@ def test_interrupted_training_continues(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.undo()
     for name, value in run(file).state_dict().items():
         torch.testing.assert_close(value, whole.state_dict()[name], rtol=0, atol=0)
+
+
+def test_the_proxy_selects_the_images_with_the_largest_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loss of an image is its first pixel."""
+    seen: dict[int, list[torch.Tensor]] = {3: [], 8: []}  # number of selected images and of all images
+
+    def losses(net: FastNet, x: torch.Tensor, *_: object) -> torch.Tensor:
+        seen[len(x)].append(x[:, 0, 0, 0].sort().values)
+        return x[:, 0, 0, 0] + 0 * net.out.weight.sum()
+
+    monkeypatch.setattr(fast_net, "losses", losses)
+    images = torch.randn(16, 3, 1, 1).expand(-1, -1, 32, 32)
+    chosen = FastSettings(epochs=1, batch_size=8, rate=0.1, hardest=3, proxy_widths=(4, 4, 4))
+    train(FastNet((4, 4, 4)), images, torch.arange(16) % 10, chosen, seed=0)
+    for selected, given in zip(seen[3], seen[8], strict=True):
+        torch.testing.assert_close(selected, given[-3:], rtol=0, atol=0)
+    assert len(seen[3]) == 2
 
 
 def test_it_learns() -> None:
