@@ -7,8 +7,9 @@ with soft heads and fine-tuned.
     python -m experiments.fast_recast --preset cpu --root PATH/TO/CIFAR --out results/fast-recast
     python -m experiments.fast_recast --preset 94 --seeds 3 --held-out 0 --root PATH/TO/CIFAR
 
-The second command is for one GPU, with bf16 matrix products in training. Weights and results of every seed are kept and
-reused by later calls.
+The second command trains with bf16 matrix products, on a GPU or on a CPU with instructions for them. Weights and
+results of every seed are kept and reused by later calls, and an interrupted training continues after its last complete
+epoch.
 """
 
 import copy
@@ -69,8 +70,8 @@ class Settings:
     root: Path
     """Folder of CIFAR-10."""
     preset: PresetName = "cpu"
-    """cpu: a narrow network and few epochs, which take minutes on one core. 94 and 96: for one GPU, named after their
-    target accuracy. tiny: a quick test of every step."""
+    """cpu: a narrow network and few epochs, which take minutes on one core. 94 and 96: named after their target
+    accuracy. tiny: a quick test of every step."""
     out: Path | None = None
     """Output folder for the table; None only prints it."""
     kept: Path = Path("runs/fast-recast")
