@@ -5,7 +5,7 @@ principal directions of the 2 x 2 patches of the training images, and their nega
 pooling, batch norm and GELU follow, with the scale of norms fixed at 1. Training uses SGD with Nesterov momentum and a
 triangular learning rate, a larger learning rate and no weight decay for the biases of norms, label smoothing,
 horizontal flips that alternate between epochs, and a moving average of the weights (Lookahead). Optionally, a small
-network (the proxy) is trained first on every batch, and selects the images with the largest loss for the network.
+network (the proxy), which is trained on some of the batches, selects the images of each batch with the largest loss.
 
 All learned mixing of positions is by convolutions, so a recast network mixes positions only by attention (and pooling).
 """
