@@ -26,6 +26,7 @@ from experiments.common import autocast
 
 PATCH = 2  # side of the whitened patches in pixels
 LOGIT_SCALE = 1 / 9
+PROXY_EVERY = 4  # number of steps between training steps of the proxy
 LEAST_VARIANCE = 5e-4  # added to the variance of patches, since the last directions are noise
 
 
@@ -69,8 +70,6 @@ class FastSettings:
     """Number of images that the proxy selects from each batch; None to train on all images, without a proxy."""
     proxy_widths: tuple[int, int, int] = (32, 64, 64)
     """Number of channels of the three stages of the proxy, which has two convolutions per stage."""
-    proxy_every: int = 4
-    """Number of steps between training steps of the proxy."""
     bf16: bool = True
     """Train with bf16 matrix products on every device; otherwise only on CUDA."""
 
@@ -272,10 +271,10 @@ def train(
         for step, (x, y) in enumerate(batches(images, labels, settings, seed=seed, epoch=epoch), 1 + epoch * per_epoch):
             factor = triangular((step - 1) / steps, peak=settings.peak, end=settings.end)
             if settings.hardest is not None:
-                learns = (step - 1) % settings.proxy_every == 0
+                learns = (step - 1) % PROXY_EVERY == 0
                 with torch.set_grad_enabled(learns):
                     proxy_losses = losses(nets["proxy"], x, y, settings)
-                chosen = proxy_losses.detach().topk(min(settings.hardest, size)).indices
+                chosen = proxy_losses.detach().topk(settings.hardest).indices
                 if learns:
                     update(optimisers["proxy"], proxy_losses[chosen].sum() / size, factor)
                 x, y = x[chosen], y[chosen]
