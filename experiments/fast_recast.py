@@ -212,7 +212,7 @@ def trained(seed: int, data: Images, settings: Settings) -> tuple[FastNet, Log]:
 
 
 def tuned(cnn: nn.Module, sets: Sets, settings: Settings, seed: int) -> dict[str, float]:
-    """Fine-tune the CNN and its copy with soft heads in the same way, as in `experiments.finetune_recast`."""
+    """Fine-tune the CNN and its copy with soft heads in the same way, with the loss of the original training."""
     images, labels = sets["test"].normalised()
     how = TuningSettings(
         checkpoint=Path(),
@@ -221,6 +221,7 @@ def tuned(cnn: nn.Module, sets: Sets, settings: Settings, seed: int) -> dict[str
         rate=settings.tuning_rate,
         batch_size=min(125, settings.tuning_images, len(sets["train"])),
         augment=AugmentSettings(padding=settings_of(settings).shift, border="reflect"),
+        smoothing=settings_of(settings).smoothing,
         seed=seed,
         bf16=settings_of(settings).bf16,
     )

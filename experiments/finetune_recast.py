@@ -59,6 +59,8 @@ class Settings:
     augment: AugmentSettings = field(default_factory=lambda: AugmentSettings("paper"))
     """Augmentation. Use that of the network's original training, since a different one would reduce its
     accuracy."""
+    smoothing: float = 0.0
+    """Label smoothing."""
     seed: int = 0
     """Seed of the order of images and of their augmentation."""
     bf16: bool = False
@@ -147,7 +149,7 @@ def train(model: nn.Module, images: Images, settings: Settings) -> None:
             x, labels = images.batch(chosen.to(device), settings.augment, seed=settings.seed, epoch=epoch)
             with autocast(device, bf16=settings.bf16):
                 logits = model(x)
-            loss = F.cross_entropy(logits.float(), labels)
+            loss = F.cross_entropy(logits.float(), labels, label_smoothing=settings.smoothing)
             optimiser.zero_grad(set_to_none=True)
             loss.backward()
             optimiser.step()
