@@ -28,7 +28,9 @@ def commands() -> Iterator[tuple[str, str]]:
     ]
     for place in sorted(places):
         # A command within a sentence may continue on the next line.
-        text = re.sub(r"`([^`\n]+)\n([^`\n]+)`", r"`\1 \2`", place.read_text(encoding="utf-8"))
+        text = re.sub(
+            r"`[^`\n]+(\n[^`\n]+)?`", lambda code: code[0].replace("\n", " "), place.read_text(encoding="utf-8")
+        )
         for script, flags in COMMAND.findall(text):
             yield f"{place.relative_to(ROOT)}: {script}", flags.replace("\\\n", " ").strip()
 
