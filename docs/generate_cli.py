@@ -5,16 +5,15 @@
 A test fails if the file is out of date.
 """
 
+import io
 import os
-import subprocess
-import sys
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import redirect_stdout, suppress
 from pathlib import Path
+from unittest.mock import patch
 
-from attnconv.cli import COMMANDS
+from attnconv.cli import COMMANDS, main
 
 PAGE = Path(__file__).with_name("cli.md")
-SOURCES = str(PAGE.parent.parent / "src")
 HEAD = """\
 # Command line
 
@@ -34,26 +33,16 @@ SECTION = """
 
 def help_text(*arguments: str) -> str:
     """Return the help of a command, 90 columns wide."""
-    environment = {**os.environ, "COLUMNS": "90", "PYTHONPATH": SOURCES}
-    program = "import sys; sys.argv[0] = 'attnconv'; from attnconv.cli import main; main()"
-    result = subprocess.run(
-        [sys.executable, "-c", program, *arguments, "--help"],
-        capture_output=True,
-        text=True,
-        check=True,
-        env=environment,
-    )
-    return "\n".join(line.rstrip() for line in result.stdout.strip().splitlines())
+    printed = io.StringIO()
+    with redirect_stdout(printed), suppress(SystemExit), patch.dict(os.environ, COLUMNS="90"):
+        main([*arguments, "--help"])
+    return "\n".join(line.rstrip() for line in printed.getvalue().strip().splitlines())
 
 
 def render() -> str:
     """Return the content of the page."""
     calls = [(), *((name,) for name in COMMANDS)]
-    with ThreadPoolExecutor(max_workers=2) as pool:
-        texts = list(pool.map(lambda call: help_text(*call), calls))
-    sections = (
-        SECTION.format(title=" ".join(("attnconv", *call)), text=text) for call, text in zip(calls, texts, strict=True)
-    )
+    sections = (SECTION.format(title=" ".join(("attnconv", *call)), text=help_text(*call)) for call in calls)
     return HEAD + "".join(sections)
 
 

@@ -55,7 +55,8 @@ def keep(settings: Settings) -> list[Path]:
     written: list[Path] = []
     for run in finished(made, "--reproduction"):
         target = RunFolder(out / "runs" / run.path.name)
-        kept, again = target.path / KEPT_WEIGHTS, target.exists() and started(target) != started(run)
+        kept = target.path / KEPT_WEIGHTS
+        again = target.exists() and target.record()["started"] != run.record()["started"]
         if again:
             append_line(out / REPEATS, difference(target, run))
         written += copy(run, target, run.last_weights, kept, torch.float16, anew=again or not kept.is_file())
@@ -65,11 +66,6 @@ def keep(settings: Settings) -> list[Path]:
         shutil.copyfile(path, target_file)
         written.append(target_file)
     return written
-
-
-def started(run: RunFolder) -> str:
-    """Return the start time of a run, which identifies it."""
-    return str(run.record()["started"])
 
 
 def difference(first: RunFolder, second: RunFolder) -> dict[str, Any]:

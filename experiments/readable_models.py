@@ -26,77 +26,18 @@ from experiments.torchvision_operators import declare_missing
 
 # At least one name of each family of timm with attention, and some without.
 TIMM = (
-    "beit_base_patch16_224",
-    "bat_resnext26ts",
-    "botnet26t_256",
-    "cait_xxs24_224",
-    "caformer_s18",
-    "coat_tiny",
-    "coatnet_0_rw_224",
-    "coatnet_rmlp_nano_rw_224",
-    "convit_tiny",
-    "crossvit_9_240",
-    "csatv2",
-    "cs3se_edgenet_x",
-    "davit_tiny",
-    "deit3_small_patch16_224",
-    "deit_tiny_distilled_patch16_224",
-    "edgenext_xx_small",
-    "efficientformer_l1",
-    "efficientformerv2_s0",
-    "efficientvit_b0",
-    "efficientvit_m0",
-    "eva02_tiny_patch14_224",
-    "fastvit_sa12",
-    "fastvit_ma36",
-    "flexivit_small",
-    "focalnet_tiny_srf",
-    "gcvit_xxtiny",
-    "ghostnetv2_100",
-    "halonet26t",
-    "hiera_tiny_224",
-    "hgnet_tiny",
-    "inception_next_tiny",
-    "lambda_resnet26t",
-    "levit_128s",
-    "levit_conv_128s",
-    "maxvit_tiny_tf_224",
-    "maxxvit_rmlp_nano_rw_256",
-    "mobilenetv4_hybrid_medium",
-    "mobilevit_xxs",
-    "mobilevitv2_050",
-    "mvitv2_tiny",
-    "naflexvit_base_patch16_gap",
-    "nest_tiny",
-    "nextvit_small",
-    "pit_ti_224",
-    "poolformer_s12",
-    "pvt_v2_b0",
-    "repvit_m0_9",
-    "resnet50",
-    "samvit_base_patch16_224",
-    "sehalonet33ts",
-    "sequencer2d_s",
-    "shvit_s1",
-    "swiftformer_xs",
-    "swin_tiny_patch4_window7_224",
-    "swinv2_cr_tiny_224",
-    "swinv2_tiny_window8_256",
-    "tiny_vit_5m_224",
-    "tnt_s_patch16_224",
-    "twins_pcpvt_small",
-    "twins_svt_small",
-    "visformer_tiny",
-    "vit_base_patch16_siglip_224",
-    "vit_relpos_small_patch16_224",
-    "vit_small_patch14_reg4_dinov2",
-    "vit_small_patch16_dinov3",
-    "vit_srelpos_small_patch16_224",
-    "vit_tiny_patch16_224",
-    "vit_tiny_r_s16_p8_224",
-    "vitamin_small_224",
-    "volo_d1_224",
-    "xcit_nano_12_p16_224",
+    "beit_base_patch16_224 bat_resnext26ts botnet26t_256 cait_xxs24_224 caformer_s18 coat_tiny coatnet_0_rw_224 "
+    "coatnet_rmlp_nano_rw_224 convit_tiny crossvit_9_240 csatv2 cs3se_edgenet_x davit_tiny deit3_small_patch16_224 "
+    "deit_tiny_distilled_patch16_224 edgenext_xx_small efficientformer_l1 efficientformerv2_s0 efficientvit_b0 "
+    "efficientvit_m0 eva02_tiny_patch14_224 fastvit_sa12 fastvit_ma36 flexivit_small focalnet_tiny_srf gcvit_xxtiny "
+    "ghostnetv2_100 halonet26t hiera_tiny_224 hgnet_tiny inception_next_tiny lambda_resnet26t levit_128s "
+    "levit_conv_128s maxvit_tiny_tf_224 maxxvit_rmlp_nano_rw_256 mobilenetv4_hybrid_medium mobilevit_xxs "
+    "mobilevitv2_050 mvitv2_tiny naflexvit_base_patch16_gap nest_tiny nextvit_small pit_ti_224 poolformer_s12 "
+    "pvt_v2_b0 repvit_m0_9 resnet50 samvit_base_patch16_224 sehalonet33ts sequencer2d_s shvit_s1 swiftformer_xs "
+    "swin_tiny_patch4_window7_224 swinv2_cr_tiny_224 swinv2_tiny_window8_256 tiny_vit_5m_224 tnt_s_patch16_224 "
+    "twins_pcpvt_small twins_svt_small visformer_tiny vit_base_patch16_siglip_224 vit_relpos_small_patch16_224 "
+    "vit_small_patch14_reg4_dinov2 vit_small_patch16_dinov3 vit_srelpos_small_patch16_224 vit_tiny_patch16_224 "
+    "vit_tiny_r_s16_p8_224 vitamin_small_224 volo_d1_224 xcit_nano_12_p16_224"
 )
 
 TORCHVISION = ("maxvit_t", "swin_t", "swin_v2_t", "vit_b_16", "mvit_v2_s", "swin3d_t")
@@ -357,7 +298,7 @@ def diffusers_model(name: str) -> tuple[nn.Module, Tensor, dict[str, Any]]:
 
 
 LIBRARIES: dict[str, tuple[Sequence[str], Callable[[str], tuple[nn.Module, Tensor, dict[str, Any]]]]] = {
-    "timm": (TIMM, timm_model),
+    "timm": (TIMM.split(), timm_model),
     "torchvision": (TORCHVISION, torchvision_model),
     "transformers": (tuple(HUGGING_FACE), hugging_face_model),
     "diffusers": (tuple(DIFFUSERS), diffusers_model),

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
+from attnconv.cli.parsing import merged
 from attnconv.paper.training_plan import ScaleName, settings_at
 from attnconv.training.recipes import RecipeName, recipe
 from attnconv.training.settings import RunSettings
@@ -67,17 +68,6 @@ class Candidates:
     def all(self) -> tuple[Candidate, ...]:
         """All candidates in order; in case of ties the first one is chosen."""
         return self.paper, self.start, *self.variants
-
-
-def merged(first: Changes, second: Changes) -> dict[str, dict[str, Any]]:
-    """Merge two sets of changes; `second` has priority.
-
-    Example:
-        >>> merged({"optim": {"clip": 1.0}}, {"optim": {"learning_rate": 0.2}})
-        {'optim': {'clip': 1.0, 'learning_rate': 0.2}}
-    """
-    groups = dict.fromkeys([*first, *second])
-    return {group: {**first.get(group, {}), **second.get(group, {})} for group in groups}
 
 
 def _varied(start: Candidate, *variants: tuple[str, Changes, str]) -> Candidates:
