@@ -97,10 +97,6 @@ Sets = dict[str, Images]
 
 def main(settings: Settings) -> tuple[Equality, dict[str, list[Tuned]]]:
     """Recast, compare and fine-tune; print and write the tables."""
-    if settings.seeds < 1 or not settings.rates:
-        raise ValueError(
-            bad("--seeds and --rates", "must be at least 1 and not empty", (settings.seeds, settings.rates))
-        )
     torch.set_flush_denormal(True)
     device = device_of(settings.device)
     cnn = trained_network(settings.run).to(device)

@@ -27,7 +27,6 @@ from typing import Any, Literal
 import torch
 import tyro
 
-from attnconv._util.errors import bad
 from attnconv.models.operation_counts import parameters
 from attnconv.paper.training_plan import FIRST_SEED, ScaleName, folder_name
 from attnconv.training.fitting import fit
@@ -117,8 +116,6 @@ class Final:
 
 def main(settings: Settings) -> tuple[list[Trial], list[Final]]:
     """Search for a recipe and train the final runs; print and write the tables."""
-    if settings.seeds < 1:
-        raise ValueError(bad("--seeds", "must be at least 1", settings.seeds))
     if settings.plan:
         print(plan(settings))
         return [], []
@@ -127,7 +124,7 @@ def main(settings: Settings) -> tuple[list[Trial], list[Final]]:
     for network in settings.networks:
         tried = search(network, settings)
         trials += [trial for _, trial in tried]
-        chosen = chosen_of(tried)
+        chosen = max(tried, key=lambda pair: pair[1].held_out)[0]  # the first in case of ties
         finals += final_runs(network, chosen, settings)
         if settings.out is not None:
             keep_weights(network, chosen, settings, settings.out / network)
@@ -170,11 +167,6 @@ def try_out(network: NetworkName, candidate: Candidate, settings: Settings) -> T
         held_out=result["last"]["validation"]["accuracy"],
         seconds=result["seconds"],
     )
-
-
-def chosen_of(tried: Tried) -> Candidate:
-    """Return the candidate with the highest accuracy on held-out images, the first in case of ties."""
-    return max(tried, key=lambda pair: pair[1].held_out)[0]
 
 
 def final_runs(network: NetworkName, chosen: Candidate, settings: Settings) -> list[Final]:

@@ -57,19 +57,15 @@ class Task:
     heads: int
     teacher: nn.Module | None = None
 
+    @torch.no_grad()
     def batch(self, size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Return a batch of training sequences with their targets."""
+        """Return a batch of training sequences with their targets, or of random inputs with the teacher's outputs."""
         if self.train is None or self.train_targets is None:
-            return self.fresh(size, generator)
+            assert self.teacher is not None
+            noise = torch.randn(size, CHANNELS, PLACES, generator=generator)
+            return noise, self.teacher(noise)
         chosen = torch.randint(len(self.train), (size,), generator=generator)
         return self.train[chosen], self.train_targets[chosen]
-
-    @torch.no_grad()
-    def fresh(self, size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Return random inputs and the teacher's outputs."""
-        assert self.teacher is not None
-        noise = torch.randn(size, CHANNELS, PLACES, generator=generator)
-        return noise, self.teacher(noise)
 
 
 def make_task(name: TaskName, *, root: Path | None, images: int, test_images: int, seed: int) -> Task:

@@ -90,11 +90,6 @@ def test_disturbed_rounds_do_not_widen_the_spread() -> None:
     assert found == Ratio(2.0, 2.0, 2.2, disturbed=2)
 
 
-def test_no_rounds_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"repeats: .*got 0"):
-        interleaved({}, 0)
-
-
 @pytest.mark.parametrize("power", [0.0, 1.0, 1.5, 2.0])
 def test_the_exponent_of_a_power_is_found(power: float) -> None:
     sizes = [2.0**k for k in range(5, 9)]

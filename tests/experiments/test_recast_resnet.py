@@ -94,11 +94,6 @@ def test_other_folders_are_refused(tmp_path: Path) -> None:
         main(Settings(tmp_path / "other"))
 
 
-def test_something_must_be_trained(run: Path) -> None:
-    with pytest.raises(ValueError, match=r"--seeds and --rates: .*got \(0, \(0\.01, "):
-        main(Settings(run, seeds=0))
-
-
 def test_images_are_changed_as_the_run_changed_them(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A different border would cost accuracy, even without training."""
     asked = []

@@ -184,8 +184,3 @@ def test_the_plan_trains_nothing(trainer: Trainer, capsys: pytest.CaptureFixture
         in capsys.readouterr().out
     )
     assert "of 5 epochs with seed 41" in plan(Settings(scale="paper", epochs=5))
-
-
-def test_no_seeds_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"--seeds: .*got 0"):
-        main(Settings(seeds=0))

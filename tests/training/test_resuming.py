@@ -105,12 +105,6 @@ def test_a_state_that_names_no_run_is_refused(copy: RunFolder) -> None:
         refused(copy, tiny(epochs=3), ValueError, r"state: must .*run.*, got .*state\.ckpt")
 
 
-def test_a_state_of_an_earlier_version_is_refused(copy: RunFolder) -> None:
-    state = read_state(copy.state_file)
-    save_state(copy.state_file, {"run": state["run"], "epoch": 0, "state_dict": state["model"]})
-    refused(copy, tiny(epochs=3), ValueError, r"state: .*version, got .*state\.ckpt")
-
-
 def test_a_damaged_state_is_refused(copy: RunFolder) -> None:
     content = bytearray(copy.state_file.read_bytes())
     content[len(content) // 2] ^= 1

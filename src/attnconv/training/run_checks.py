@@ -125,9 +125,6 @@ def _check_state(folder: RunFolder, settings: RunSettings) -> None:
     _reject_changes(folder, before, settings, origin=f"state {file}")
     if run.get("name") != folder.record().get("run"):
         raise ValueError(bad("state", f"must be from {folder.path}", "the state of another run", fix, origin=str(file)))
-    if "model" not in state:
-        fix = "Resume the run with the version of attnconv that wrote it."
-        raise ValueError(bad("state", "must be written by this version", "an older state", fix, origin=str(file)))
 
 
 def check_start(folder: RunFolder, settings: RunSettings, start_from: str | Path | None) -> None:
