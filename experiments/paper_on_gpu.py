@@ -63,6 +63,7 @@ from experiments.recipe_candidates import over_epochs
 FIRST: tuple[str, ...] = ("quadratic", "resnet18")
 NEXT: tuple[str, ...] = (SOURCE, PRUNED, "learned", "quadratic-16-heads")
 CONTENT = "learned-content"
+CONTENT_EPOCHS = 100  # of this model and of the run with attention dropout
 VIT = (  # ViT-Ti with 16 x 16 tokens, and the initialisations that it is trained with
     *("--width", "192", "--heads", "3", "--depth", "12", "--patch", "2", "--epochs", "100"),
     *("--rows", "default", "convolution", "impulse", "mimetic", "conditioned"),
@@ -103,13 +104,9 @@ def main(words: Sequence[str] | None = None) -> int:
     if arguments.script:
         run_script(arguments)
         return DONE
-    if arguments.minutes < 0:
-        raise ValueError(bad("--minutes", "must be at least 0", arguments.minutes))
     jobs = plan(arguments)
     for job in jobs:
         print(f"{job.name}: {state(job, arguments.out)}")
-    if arguments.plan:
-        return DONE
     work(jobs, arguments.out, seconds=60 * arguments.minutes, again=arguments.again)
     if arguments.export is not None:
         export(arguments.out, arguments.export, weights_of=chosen_runs(arguments))
@@ -143,12 +140,10 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
         "--minutes",
         type=float,
         default=9.0,
-        help="time limit for jobs, not including the export; 0 runs no jobs",
+        help="time limit for jobs, not including the export; 0 runs no jobs, but prints their states",
     )
     add("--scale", choices=("paper", "small", "mini", "tiny"), default="paper", help="as in attnconv reproduce")
     add("--seeds", type=int, default=3, help="number of runs of quadratic, resnet18 and the scripts")
-    add("--other-seeds", type=int, default=1, help="number of runs of the other models")
-    add("--content-epochs", type=int, default=100, help="epochs of learned-content and of the run with dropout")
     add("--epochs", type=int, help="reduce the epochs of every run; run names include the number")
     add(
         "--precision",
@@ -159,7 +154,6 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
     add("--only", nargs="*", default=[], help="prefixes of the names of jobs to run; default: all jobs")
     add("--weights", nargs="*", default=[], metavar="RUN", help="run folders whose weights are also exported")
     add("--again", action="store_true", help="retry failed jobs")
-    add("--plan", action="store_true", help="only print the jobs and their state")
     add("--join", type=Path, metavar="FOLDER", help="only restore OUT from an exported folder")
     add("--job", help=argparse.SUPPRESS)
     add("--script", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
@@ -171,8 +165,7 @@ def plan(arguments: argparse.Namespace) -> list[Job]:
     """Return all jobs in order."""
     again = [
         *("--out", str(arguments.out), "--data-root", arguments.data_root, "--scale", arguments.scale),
-        *("--seeds", str(arguments.seeds), "--other-seeds", str(arguments.other_seeds)),
-        *("--content-epochs", str(arguments.content_epochs)),
+        *("--seeds", str(arguments.seeds)),
         *(("--epochs", str(arguments.epochs)) if arguments.epochs is not None else ()),
         *(("--precision", arguments.precision) if arguments.precision is not None else ()),
         *(("--compile",) if arguments.compile else ()),
@@ -198,17 +191,16 @@ def note_of(run: PlannedRun) -> Path:
 
 def trainings(arguments: argparse.Namespace) -> list[PlannedRun]:
     """Return the runs of the paper's models, most important first."""
-    seeds = max(arguments.seeds, arguments.other_seeds)
-    planned = plan_runs(arguments.scale, arguments.out, names=ALL_RUNS, seeds=seeds, data_root=arguments.data_root)
+    planned = plan_runs(
+        arguments.scale, arguments.out, names=ALL_RUNS, seeds=arguments.seeds, data_root=arguments.data_root
+    )
     known = {(run.name, run.settings.train.seed): run for run in planned}
-    several = range(FIRST_SEED, FIRST_SEED + arguments.seeds)
-    others = range(FIRST_SEED, FIRST_SEED + arguments.other_seeds)
-    runs = [known[name, seed] for seed in several for name in FIRST]
-    runs += [known[name, seed] for seed in others for name in NEXT]
-    late = [known[CONTENT, seed] for seed in others] + [known[DROPPED, FIRST_SEED]]
+    runs = [known[name, FIRST_SEED + seed] for seed in range(arguments.seeds) for name in FIRST]
+    runs += [known[name, FIRST_SEED] for name in NEXT]
+    late = [known[name, FIRST_SEED] for name in (CONTENT, DROPPED)]
     if arguments.epochs is not None:
         runs = [shortened(run, arguments.epochs) for run in runs]
-    runs += [shortened(run, min(arguments.content_epochs, arguments.epochs or math.inf)) for run in late]
+    runs += [shortened(run, min(CONTENT_EPOCHS, arguments.epochs or math.inf)) for run in late]
     precision = arguments.precision or ("bf16" if arguments.scale == "paper" else None)
     return [adjusted(run, precision, compiled=arguments.compile) for run in runs]
 
