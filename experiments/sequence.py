@@ -17,6 +17,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+import msgspec
 import torch
 import torch.nn.functional as F
 import tyro
@@ -128,16 +129,8 @@ def run_once(task: Task, model: ModelName, seed: int, settings: Settings) -> Res
     values = {name: str(value) for name, value in asdict(settings).items() if name not in free}
     on = [values, device_of(settings.device).type]
     name = f"{task.name} {model} {seed}"
-    return from_plain(kept(settings.kept, name, on, lambda: train_and_look(task, model, seed, settings)))
-
-
-def from_plain(values: dict[str, Any]) -> Result:
-    """Convert the JSON values of a result back to a `Result`."""
-    layers = tuple(
-        Layer(**{**layer, "shifts": tuple(layer["shifts"]), "all_shifts": tuple(map(tuple, layer["all_shifts"]))})
-        for layer in values["layers"]
-    )
-    return Result(**{**values, "layers": layers})
+    found = kept(settings.kept, name, on, lambda: train_and_look(task, model, seed, settings))
+    return msgspec.convert(found, Result)
 
 
 def train_and_look(task: Task, model: ModelName, seed: int, settings: Settings) -> Result:
