@@ -29,23 +29,18 @@ exclude_patterns = ["_build"]
 html_theme = "furo"
 html_title = f"attnconv {release}"
 
-myst_enable_extensions = ["amsmath", "colon_fence", "deflist", "dollarmath"]
+myst_enable_extensions = ["amsmath", "dollarmath"]
 myst_heading_anchors = 3
 # CONTRIBUTING.md and CHANGELOG.md are included in pages, but their links are relative to the root of the repository.
 suppress_warnings = ["myst.xref_missing"]
 
-# Signatures show shapes: jaxtyping annotations are printed as Float[Tensor, 'b c height width'].
-autodoc_typehints = "signature"
-autodoc_typehints_format = "short"
 autodoc_member_order = "bysource"
-autodoc_class_signature = "mixed"
 autodoc_default_options = {
     "members": True,
     "show-inheritance": True,
     "exclude-members": "__init__, __new__, extra_repr",
 }
 python_maximum_signature_line_length = 88
-napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 napoleon_use_ivar = True  # list attributes in the same way as parameters
 napoleon_use_rtype = False
