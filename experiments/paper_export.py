@@ -94,7 +94,8 @@ def join(folder: Path, out: Path) -> list[Path]:
         Paths of the weights files.
 
     Raises:
-        ValueError: A part is missing, or a checksum does not match. Nothing is written in this case.
+        FileNotFoundError: A part is missing. Nothing is written in this case.
+        ValueError: A checksum does not match. Nothing is written in this case.
     """
     listed = json.loads((folder / "parts.json").read_text(encoding="utf-8"))
     contents = {about["run"]: _whole(folder, name, about) for name, about in listed.items()}

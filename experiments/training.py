@@ -55,7 +55,7 @@ class Recipe:
 class Curve:
     """Measurements of a run, one per epoch; accuracies are from 0 to 1. `settings` identifies the run.
 
-    The test accuracy is only measured after about every fifth of the training (and after every epoch in old files).
+    The test accuracy is measured only about five times per run, the last time after the last epoch.
     """
 
     parameters: int
@@ -126,7 +126,7 @@ def draw_runs(runs: Sequence[tuple[str, int, dict[str, Any]]]) -> Figure:
 
 def _train(file: Path, on: Any, make: Callable[[], nn.Module], settings: RunSettings, data: Splits) -> Curve:
     device = device_of(settings.train.accelerator)
-    tested = max(1, settings.train.epochs // 5)  # number of epochs between tests
+    test_every = max(1, settings.train.epochs // 5)  # epochs
     file.parent.mkdir(parents=True, exist_ok=True)
     with numerics(device):
         model = make()
@@ -139,7 +139,7 @@ def _train(file: Path, on: Any, make: Callable[[], nn.Module], settings: RunSett
         while loop.epoch < settings.train.epochs:
             start = time.perf_counter()
             loop.train_epoch(lambda: None)
-            measured = loop.epoch % tested == 0 or loop.epoch == settings.train.epochs
+            measured = loop.epoch % test_every == 0 or loop.epoch == settings.train.epochs
             found = loop.evaluate() if measured else {"train": loop.train_metrics()}
             curve.seconds.append(time.perf_counter() - start)
             curve.loss.append(found["train"].loss)
