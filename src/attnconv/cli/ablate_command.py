@@ -21,7 +21,7 @@ class Arguments(AttentionOptions):
 
     Examples:
         attnconv ablate runs/quadratic-digits --data digits --images 360
-        attnconv ablate runs/first --data digits --csv heads.csv --figure heads
+        attnconv ablate runs/first --data digits --csv heads.csv --figure heads.png
         attnconv ablate timm:vit_tiny_patch16_224 --pretrained --data photos --to mean
 
     Attributes:
@@ -32,7 +32,7 @@ class Arguments(AttentionOptions):
             1 at the shift with the largest mean attention. convolution: the nearest matrix that depends only on the
             shift.
         csv: File for the table, as comma-separated values.
-        figure: Files for a heat map of the output change by layer and head: FIGURE.png and FIGURE.svg.
+        figure: File for a heat map of the output change by layer and head; it ends with .png, .svg or .pdf.
     """
 
     model: Positional[str]
@@ -53,7 +53,11 @@ def run(arguments: Arguments) -> None:
     from attnconv.training.run_folder import write_csv
 
     if arguments.figure is not None:
-        from attnconv.report import draw_effects, save  # raises early if matplotlib is not installed
+        from attnconv.report.effect_map import draw_effects  # raises early if matplotlib is not installed
+        from attnconv.report.figure_style import house_style
+
+        if arguments.figure.suffix not in (".png", ".svg", ".pdf"):
+            raise ValueError(bad("--figure", "must end with .png, .svg or .pdf", str(arguments.figure)))
     subject = Subject.load(arguments.model, arguments)
     pictures, scale = subject.images(arguments.data, arguments)
     labels, settings = None, subject.loaded.settings
@@ -69,9 +73,11 @@ def run(arguments: Arguments) -> None:
     title = f"{source[:1].upper()}{source[1:]}. Each head changed to {arguments.to}"
     print_text(f"{title}, on {found.images} images of {arguments.data}, {size}.")
     print(found)
+    for path in (arguments.csv, arguments.figure):
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
     if arguments.csv is not None:
-        arguments.csv.parent.mkdir(parents=True, exist_ok=True)
         write_csv(arguments.csv, found.rows())
     if arguments.figure is not None:
-        figure = arguments.figure
-        save(draw_effects(found, title=title), figure.with_suffix("") if figure.suffix in (".png", ".svg") else figure)
+        with house_style():
+            draw_effects(found, title=title).savefig(arguments.figure)
