@@ -43,6 +43,7 @@ from experiments.common import (
 from experiments.fast_net import FastNet, FastSettings, Log, logits_of, train
 from experiments.finetune_recast import Settings as TuningSettings, attention, train as tune
 
+SOFT_ALPHA = 3.0  # sharpness of soft heads, in 1 / position^2
 PresetName = Literal["tiny", "cpu", "94", "96"]
 PRESETS: Mapping[PresetName, FastSettings] = {
     "tiny": FastSettings(widths=(4, 4, 4), epochs=2, batch_size=20, rate=0.03, bf16=False),
@@ -84,18 +85,12 @@ class Settings:
     """Number of CIFAR-10 training images that are held out; 0 for a final run."""
     test_images: int = 10_000
     """Number of test images."""
-    epochs: int | None = None
-    """Number of epochs; None for that of the preset."""
     compare: int = 1_000
     """Number of test images for which logits are also computed with the softmax of every head."""
     tuning_epochs: int = 0
     """Number of epochs for fine-tuning the CNN and its copy with soft heads; 0 for no fine-tuning."""
     tuning_images: int = 50_000
     """Number of training images for fine-tuning."""
-    alpha: float = 3.0
-    """Sharpness of soft heads, in 1 / position^2."""
-    tuning_rate: float = 0.01
-    """Learning rate for fine-tuning."""
     device: DeviceName = "auto"
     """Device for training. Accuracies are measured in full precision."""
 
@@ -141,24 +136,16 @@ def main(settings: Settings) -> list[Result]:
     text = table(results, settings)
     print(text)
     if settings.out is not None:
-        found = {"network": asdict(settings_of(settings)), "results": [asdict(result) for result in results]}
+        found = {"network": asdict(PRESETS[settings.preset]), "results": [asdict(result) for result in results]}
         write_results(settings.out, "fast_recast", settings, text, found, device=device)
     return results
-
-
-def settings_of(settings: Settings) -> FastSettings:
-    """Return the settings of the network and its training."""
-    chosen = PRESETS[settings.preset]
-    if settings.epochs is None:
-        return chosen
-    return FastSettings(**{**asdict(chosen), "epochs": settings.epochs})
 
 
 def kept_or_run(seed: int, sets: Sets, settings: Settings) -> Result:
     """Return the result of one seed, computing it if it is not cached."""
     free = ("root", "out", "kept", "seeds", "device")
     values = {name: value for name, value in asdict(settings).items() if name not in free}
-    on = [values, asdict(settings_of(settings)), device_of(settings.device).type]
+    on = [values, asdict(PRESETS[settings.preset]), device_of(settings.device).type]
     return Result(**kept(settings.kept, f"seed {seed}", on, lambda: run_once(seed, sets, settings)))
 
 
@@ -192,7 +179,7 @@ def run_once(seed: int, sets: Sets, settings: Settings) -> Result:
 
 def trained(seed: int, data: Images, settings: Settings) -> tuple[FastNet, Log]:
     """Return the CNN in evaluation mode, trained or loaded, with the log of its training."""
-    chosen, device = settings_of(settings), device_of(settings.device)
+    chosen, device = PRESETS[settings.preset], device_of(settings.device)
     torch.manual_seed(seed)
     net = FastNet(chosen.widths, depth=chosen.depth, norm_momentum=chosen.norm_momentum)
     net.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -213,19 +200,18 @@ def trained(seed: int, data: Images, settings: Settings) -> tuple[FastNet, Log]:
 
 def tuned(cnn: nn.Module, sets: Sets, settings: Settings, seed: int) -> dict[str, float]:
     """Fine-tune the CNN and its copy with soft heads in the same way, with the loss of the original training."""
-    images, labels = sets["test"].normalised()
+    (images, labels), chosen = sets["test"].normalised(), PRESETS[settings.preset]
     how = TuningSettings(
         checkpoint=Path(),
         root=settings.root,
         epochs=settings.tuning_epochs,
-        rate=settings.tuning_rate,
         batch_size=min(125, settings.tuning_images, len(sets["train"])),
-        augment=AugmentSettings(padding=settings_of(settings).shift, border="reflect"),
-        smoothing=settings_of(settings).smoothing,
+        augment=AugmentSettings(padding=chosen.shift, border="reflect"),
+        smoothing=chosen.smoothing,
         seed=seed,
-        bf16=settings_of(settings).bf16,
+        bf16=chosen.bf16,
     )
-    soft = recast(cnn, alpha=settings.alpha, weights="nearest")
+    soft = recast(cnn, alpha=SOFT_ALPHA, weights="nearest")
     before = [layer.encoding.get_parameter("centres").detach().clone() for layer in attention(soft)]
     found = {"soft before": part_right(logits_of(soft, images, several=False), labels)}
     for name, net in (("CNN", copy.deepcopy(cnn)), ("soft", soft)):
