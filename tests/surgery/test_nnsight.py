@@ -1,4 +1,4 @@
-"""`ablated` together with nnsight, as documented in docs/how-convolutional.md."""
+"""`ablated` together with nnsight, as documented in docs/surgery.md."""
 
 from typing import Any
 

@@ -113,6 +113,8 @@ def test_the_papers_recipe_is_table_2() -> None:
 def test_unknown_presets_are_refused() -> None:
     with pytest.raises(ValueError, match=r"preset: .*got 'quadritic'"):
         recipe("quadritic")
+    with pytest.raises(ValueError, match="name: must be paper or modern, got 'fast'"):
+        recipe("quadratic", "fast")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

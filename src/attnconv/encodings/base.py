@@ -183,7 +183,8 @@ class SeparableEncoding(Encoding):
 
         Args:
             axis: Index of the axis, from 0 (height in 2-D).
-            shifts: Key minus query along the axis, as integers; one row per query, one column per key or padding point.
+            shifts: Key minus query along the axis, whole numbers in at least float32; one row per query, one column per
+                key or padding point.
         """
 
     @final

@@ -200,7 +200,7 @@ def explore(
             notebook stores the queries and keys of every image, so pass only a few images.
         title: Heading; if empty, the name of the model's class.
         height: Height of the frame in pixels.
-        options: Further arguments of `payload`: `pictures`, `layers`, `grid`, `prefix`, `snapshots`, `budget`.
+        options: Further arguments of `payload`, such as `pictures`, `classes`, `snapshots` and `layers`.
 
     Returns:
         An object that notebooks display as the page. For errors, see `payload` and `Explorer`.

@@ -69,7 +69,7 @@ class PayloadLayer:
         heads: Number of heads.
         sizes: Height and width of the grid of tokens.
         prefix: Number of class tokens and registers before the image's tokens.
-        border: Border rule (such as `zeros`) of a layer of kind `rows`; otherwise, or without padding, `none`.
+        border: Border rule of a layer of kind `rows`, `zeros` for `zero`; otherwise, and for `renormalise`, `none`.
         encoding: Class name of the encoding, or of the module if it is from a different library.
         statistics: Statistics by name: one value per head (under `heads`), or one number (under `layer`).
         window: Height and width of the attention windows, in tokens; None without windows.

@@ -87,9 +87,10 @@ def payload(
 ) -> bytes:
     """Compute the data about a model that the explorer page shows, as the bytes of a safetensors file.
 
-    Layers of this library are stored as tables of scores if their attention depends only on positions, and otherwise as
-    queries and keys if these fit in the budget. Queries and keys may be stored with fewer channels, which changes each
-    score by at most 0.01. For all other layers, probabilities are stored for all queries, or for as many evenly spaced
+    Two-dimensional layers of this library with stride 1 and border rule `renormalise` are stored as centres and
+    precision matrices (Gaussian heads), tables of scores (other heads that depend only on positions), or queries and
+    keys if these fit in the budget. Queries and keys may be stored with fewer channels, which changes each score by at
+    most 0.01. For all other layers, probabilities are stored for all queries, or for as many evenly spaced
     ones as fit. Attention that cannot be read is left out, with a warning; the page lists it.
 
     Args:
@@ -101,7 +102,7 @@ def payload(
         layers: Names of the attention modules to show; None for all.
         grid: Tokens along each axis, (height, width), as in `visit_attention`.
         prefix: Number of other tokens before them, as in `visit_attention`.
-        budget: Bytes per image, split equally between layers, for everything except images and position tables.
+        budget: Bytes per image, split equally between layers, for everything except images and position-only attention.
         classes: Names of the classes, in the order of the logits, to show the model's predictions; they are omitted
             unless the model returns that many logits per image.
         random: Whether the page should say that the parameters are random.

@@ -38,8 +38,10 @@ class SelfAttention(PlannedLayer):
         encoding: An `Encoding`, or the name of one: `quadratic`, `quadratic-generalized`, `learned`, `learned-content`,
             `sinusoidal`, `absolute-sinusoidal`, `absolute-learned`.
         stride: Distance between neighbouring queries, in positions; one number, or one per axis.
-        padding: Padding around the grid, in positions: one number, one per axis, or (before, after) per axis.
-        dilation: Kernel dilation, one number or one per axis; scales the initial centres of an encoding given by name.
+        padding: Positions around the image that the softmax includes: one number, one per axis, or (before, after) per
+            axis. Without a window, it has no effect under `renormalise`.
+        dilation: Kernel dilation, one number or one per axis. It only scales the initial centres of a quadratic
+            encoding given by name.
         border: Border rule: `renormalise`, `zero`, `replicate`, `reflect` or `circular`; see `attnconv.grid`.
         window: Kernel extent per axis, dilation * (kernel_size - 1) + 1, in positions; the output then has a
             convolution's size. None for a layer without a kernel, whose output has ceil(size / stride) positions.
@@ -185,7 +187,10 @@ class SelfAttention(PlannedLayer):
 
     @final
     def operator(self, x: Float[Tensor, "*images"]) -> AttentionOperator:
-        """Return the attention operator for images x; with a position-only encoding, only the shape of x matters."""
+        """Return the attention operator for images (b, in_channels, *sizes), with the errors of `forward`.
+
+        If attention depends only on positions, only the shape of x matters.
+        """
         return self._operator(self._pixels(x))
 
     @final

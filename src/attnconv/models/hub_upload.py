@@ -16,8 +16,8 @@ def save_to_hub(
 
     The weights are those that `load` returns for the same path. The records are `settings.json`, `result.json`,
     `metrics.jsonl` and `heads.jsonl`, as far as they exist; `settings.json` contains the run's command, its paths and
-    the name of the processor. The card (`README.md`) lists the accuracy, the settings and the limits that these files
-    record, and replaces an existing card. Log in first with `hf auth login`, or set HF_TOKEN.
+    the name of the processor. The card (`README.md`) lists the accuracy and the settings that these files
+    record, with known limitations, and replaces an existing card. Log in first with `hf auth login`, or set HF_TOKEN.
 
     Args:
         path: Run folder, folder with `weights.safetensors`, or checkpoint.

@@ -91,8 +91,8 @@ def load(
         pretrained: Download pretrained weights for timm, torchvision and transformers models.
         size: Image size (height, width) in pixels for timm and transformers models with a fixed image size, whose
             trained position embeddings are then interpolated. None uses the model's own size.
-        **changes: Settings that override those of a preset, such as `classes=100` (fields of `AttentionSettings` and
-            `ResNetSettings`).
+        **changes: Settings that override those of a preset, such as `classes=100` (fields of `AttentionSettings`,
+            `StagedSettings` or `ResNetSettings`).
 
     Raises:
         ValueError: If the name is unknown or has none of these forms, the checkpoint is invalid (see

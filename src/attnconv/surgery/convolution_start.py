@@ -43,9 +43,9 @@ class LayerStart:
     Attributes:
         attention: Initialisation of the query and key projections.
         values: Initialisation of the value and output projections.
-        shifts: Shift of each head, key minus query (row, column), in tokens; empty if heads have no shifts.
-        mass: Mean attention of each head at its shift, 0 to 1, over the queries whose shifted position is in the image;
-            empty unless `attention` is "convolution".
+        shifts: Shift of each head, (h, 2), key minus query (row, column), in tokens; empty if heads have no shifts.
+        mass: Mean attention of each head at its shift, (h,), 0 to 1, over the queries whose shifted position is in the
+            image; empty unless `attention` is "convolution".
         error: `|layer - convolution| / |convolution|` at the image tokens, for the convolution with replicate padding
             and the filters stored in the layer. It arises because the heads also attend to other tokens.
         filter_error: `|stored - given| / |given|` of the filters, nonzero if the rank of the given filters is too high
@@ -56,8 +56,8 @@ class LayerStart:
 
     attention: str
     values: str
-    shifts: Int[Tensor, "s 2"]
-    mass: Float[Tensor, "m"]
+    shifts: Int[Tensor, "_ 2"]
+    mass: Float[Tensor, "_"]
     error: float = math.nan
     filter_error: float = 0.0
     given_error: float = math.nan

@@ -98,9 +98,9 @@ def replace_heads(
     """Replace heads of a vision transformer with fitted depthwise convolutions; see `ConvolvedAttention`.
 
     Args:
-        model: A vision transformer from timm (ViT, BEiT, EVA, DINOv3, Swin), Hugging Face (ViT, DeiT, DINOv2, DINOv3,
-            BEiT, Swin) or torchvision, an `nn.TransformerEncoder`, or any model whose attention modules use the same
-            names for their parts. Other attention, such as attention pooling, is kept and listed in `left_out`.
+        model: A vision transformer from timm, Hugging Face or torchvision, an `nn.TransformerEncoder`, or any model
+            whose attention modules use the same names for their parts. Other attention, such as attention pooling, is
+            kept and listed in `left_out`.
         images: At least 2 images (b, c, height, width), normalised as in training, at the size that the model will use.
             The last quarter is held out. If the model's input is tokens, (b, tokens, channels), also pass `grid`.
         heads: Indices of heads (from 0) to replace, by module name. Pass exactly one of `heads` and `count`.

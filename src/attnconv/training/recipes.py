@@ -5,8 +5,9 @@
 """
 
 from dataclasses import replace
-from typing import Literal
+from typing import Literal, get_args
 
+from attnconv._util.errors import bad
 from attnconv.data.settings import DataSettings
 from attnconv.models.presets import preset_settings
 from attnconv.models.settings import ResNetSettings
@@ -30,20 +31,22 @@ def recipe(preset: str, name: RecipeName | None = None) -> RunSettings:
 
     Args:
         preset: Name of the preset.
-        name: Name of the recipe. The default is the preset's recipe.
+        name: `paper` or `modern`. The default is `default_recipe(preset)`.
 
     Raises:
-        ValueError: If the preset is unknown.
+        ValueError: If the preset or the recipe is unknown.
 
     Example:
         >>> settings = recipe("quadratic")
         >>> settings.train.epochs, settings.optim.learning_rate, settings.schedule.name
         (300, 0.1, 'cosine')
     """
-    model = preset_settings(preset)
+    model, name = preset_settings(preset), name or default_recipe(preset)
+    if name not in get_args(RecipeName):
+        raise ValueError(bad("name", "must be paper or modern", repr(name)))
     digits, residual = model.image_channels == 1, isinstance(model, ResNetSettings)
     settings = RunSettings(preset=preset, model=model, data=DataSettings(name="digits" if digits else "cifar10"))
-    if (name or default_recipe(preset)) == "paper":
+    if name == "paper":
         return replace(settings, schedule=ScheduleSettings(name="steps", warmup=0.0)) if residual else settings
     optim = OptimSettings(decay_vectors=False, label_smoothing=0.1)
     if residual:
