@@ -94,6 +94,9 @@ def low_rank_error(layer: SelfAttention, factored: SelfAttention, images: Float[
     """Return the root-mean-square difference between two layers' outputs, relative to `layer`'s output without bias.
 
     sqrt( E ||out - out'||^2 / E ||out - b||^2 )   for outputs out and out', the mean E over images and queries, bias b
+
+    Raises:
+        ValueError: If the images do not have the layers' number of channels.
     """
     with torch.no_grad():
         expected = layer(images).double()

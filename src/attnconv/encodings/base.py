@@ -81,6 +81,10 @@ class Encoding(nn.Module, abc.ABC):
         undecayed: Names of parameters excluded from weight decay, such as centres, which may be far from 0.
         by_head: Names of parameters and submodules with one part per head along axis 0; None disables `select_heads`.
         reads_content: Whether scores depend on the image's content; if False, they depend only on positions.
+
+    Raises:
+        TypeError: If a number is not an integer.
+        ValueError: If `heads` is below 1, or `dims` is not 1, 2 or 3.
     """
 
     reads_content: bool = True

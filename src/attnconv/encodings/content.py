@@ -88,6 +88,11 @@ class Absolute(Encoding):
     Attributes:
         query, key: W_qry and W_key, Linear(in_channels, heads * e) without bias.
         positions: The module that computes the position vectors.
+
+    Raises:
+        TypeError: If a number is not an integer.
+        ValueError: If `heads` is below 1, `dims` is not 1, 2 or 3, or a number of channels
+            is below 1.
     """
 
     by_head = ("query", "key")
@@ -174,6 +179,11 @@ class Relative(Encoding):
         position_key: W^_key, Linear(features.channels, heads * e) without bias, or None if unused.
         content_bias: u, (heads, e), or None if unused.
         position_bias: v, (heads, e), or None if unused.
+
+    Raises:
+        TypeError: If a number is not an integer.
+        ValueError: If `heads` is below 1, `dims` is not 1, 2 or 3, a number of channels is
+            below 1, or `terms` is empty or contains an unknown name.
     """
 
     by_head = ("query", "key", "position_key", "content_bias", "position_bias")

@@ -34,6 +34,10 @@ class LearnedRelative(SeparableEncoding):
     Attributes:
         tables: One table per axis, (2 * max_shift + 1, channels); row s + max_shift is the vector of shift s.
         projections: One Linear(channels, heads) per axis, without bias, which maps vectors to scores.
+
+    Raises:
+        TypeError: If a number is not an integer.
+        ValueError: If `heads` or `channels` is below 1, `dims` is not 1, 2 or 3, or `max_shift` is negative.
     """
 
     by_head = ("projections",)
@@ -65,6 +69,11 @@ class LearnedRelativeContent(Encoding):
     Attributes:
         query, key: Linear(in_channels, heads * e) with bias.
         tables: One table per axis, (2 * max_shift + 1, e / dims), used by all heads; row s + max_shift is for shift s.
+
+    Raises:
+        TypeError: If a number is not an integer.
+        ValueError: If `heads` is below 1, `dims` is not 1, 2 or 3, `max_shift` is negative,
+            or `head_channels` is not a positive multiple of `dims`.
     """
 
     by_head = ("query", "key")

@@ -36,6 +36,10 @@ class Quadratic(SeparableEncoding):
         centres: Delta, the shift on which each head is centred, (h, dims), in positions.
         spread: s, the inverse standard deviation of each Gaussian, (h, 1) or (h, dims), in 1 / position.
 
+    Raises:
+        TypeError: If a number is not an integer.
+        ValueError: If `heads` is below 1, or `dims` is not 1, 2 or 3.
+
     Example:
         >>> encoding = Quadratic(9, dims=2)
         >>> sum(p.numel() for p in encoding.parameters())
@@ -83,6 +87,10 @@ class GeneralizedQuadratic(JointEncoding):
     Attributes:
         centres: Delta, the shift on which each head is centred, (h, dims), in positions.
         root_precision: S, (h, dims, dims), unconstrained; the precision matrix is P = S S^T, in 1 / position^2.
+
+    Raises:
+        TypeError: If a number is not an integer.
+        ValueError: If `heads` is below 1, or `dims` is not 1, 2 or 3.
 
     Example:
         >>> encoding = GeneralizedQuadratic(9, dims=2)

@@ -31,6 +31,9 @@ def sample_queries(
         seed: Seed for the random position of the query in each cell; None selects the middle of each cell.
         device: Device of the indices, such as `operator.device`.
 
+    Raises:
+        ValueError: If `count` is below 1.
+
     Example:
         >>> sample_queries(Grid.make((4, 6)), 6).tolist()  # cells of 2 x 2
         [5, 6, 8, 18, 20, 22]

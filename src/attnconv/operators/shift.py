@@ -34,6 +34,9 @@ class Shift(AttentionOperator):
         shifts: Integer shift (key minus query) for each head and axis.
         anchor: Tensor whose dtype and device are used and which receives zero gradients, such as the centres.
 
+    Raises:
+        ValueError: If a head does not have one shift per axis.
+
     Example:
         >>> import torch
         >>> from attnconv.grid import Grid

@@ -119,7 +119,11 @@ def prune_heads(model: Model, heads: Mapping[str, Iterable[int]]) -> Model:
 
 
 def settings_after_pruning(settings: AttentionSettings, model: nn.Module) -> AttentionSettings:
-    """Return the settings for a pruned model's checkpoint, given the settings before pruning."""
+    """Return the settings for a pruned model's checkpoint, given the settings before pruning.
+
+    Raises:
+        ValueError: If the model has no `SelfAttention` layer.
+    """
     heads = tuple(layer.heads for layer in attention_layers(model).values())
     return settings if heads == settings.heads_per_layer else replace(settings, heads=heads)
 
