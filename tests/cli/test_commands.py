@@ -212,6 +212,7 @@ def test_evaluate_takes_the_runs_own_data(run: Path, capsys: pytest.CaptureFixtu
     assert "on the test images of digits:\naccuracy " in out
     assert "360 images" in out
     assert "200 images" in call(capsys, "evaluate", str(run), "--split", "validation")[1]
+    assert "on the test images of digits:" in call(capsys, "evaluate", "quadratic-digits")[1]
 
 
 def test_predict_prints_classes_and_probabilities(run: Path, picture: Path, capsys: pytest.CaptureFixture[str]) -> None:

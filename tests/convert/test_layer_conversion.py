@@ -176,7 +176,8 @@ def test_every_convolution_comes_back_bit_for_bit(seed: int, dtype: torch.dtype)
     assert type(back) is type(conv)
     assert torch.equal(back.weight, conv.weight)
     assert (conv.bias is None) == (back.bias is None)
-    torch.testing.assert_close(back(x), conv(x), rtol=0, atol=0)
+    # In bfloat16, oneDNN's AMX kernels read memory outside the image for some strides and dilations.
+    torch.testing.assert_close(back.double()(x.double()), conv.double()(x.double()), rtol=0, atol=0)
 
 
 def hard(layer: SelfAttention2d, shifts: list[list[int]]) -> SelfAttention2d:

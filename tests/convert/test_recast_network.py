@@ -295,7 +295,7 @@ def test_hard_heads_do_not_move_whatever_the_optimiser_decays() -> None:
 def test_weights_load_and_save_like_any_others(network: Network) -> None:
     x = torch.randn(1, 3, 8, 8, dtype=torch.float64)
     attention, other = recast(network), recast(Network().double().eval())
-    other.load_state_dict(attention.state_dict())  # discards the plan, too
+    other.load_state_dict(attention.state_dict())
     torch.testing.assert_close(other(x), attention(x), **tolerance(torch.float64, scale=10))
 
 

@@ -155,6 +155,10 @@ class TestNought:
     def test_no_mass_at_all(self) -> None:
         assert score(Dense(GRID, torch.zeros(1, HEADS, PIXELS, PIXELS))) == 0
 
+    def test_maps_that_do_not_fit_the_grid(self) -> None:
+        with pytest.raises(ValueError, match=f"probabilities: must have shape .*{PIXELS}, {PIXELS}.*, got shape"):
+            Dense(GRID, torch.zeros(1, HEADS, PIXELS + 1, PIXELS))  # with the row of a class token
+
 
 @pytest.mark.parametrize("border", ["zero", "renormalise", "circular"])
 @pytest.mark.parametrize("shift", [(0, 0), (1, 1), (-1, 0)])

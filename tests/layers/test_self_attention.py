@@ -12,7 +12,7 @@ from attnconv import Dense, Relative, SelfAttention1d, SelfAttention2d, SelfAtte
 from attnconv.encodings import ENCODING_NAMES
 from attnconv.grid import BORDERS, Border
 from attnconv.layers.self_attention import SelfAttention
-from attnconv.operators import Content, Kronecker, Shift, Toeplitz
+from attnconv.operators import AttentionOperator, Content, Kronecker, Shift, Toeplitz
 from tests.tolerances import tolerance
 
 LAYERS: dict[int, type[SelfAttention]] = {1: SelfAttention1d, 2: SelfAttention2d, 3: SelfAttention3d}
@@ -258,6 +258,34 @@ def test_plan_looks_at_the_size_and_loading_discards_it() -> None:
     assert isinstance(layer.operator(torch.zeros(1, 2, 4, 4)), Kronecker)
     layer.load_state_dict(layer.state_dict())
     assert isinstance(layer.operator(torch.zeros(1, 2, 4, 4)), Dense)
+
+
+def test_planned_shifts_follow_the_parameters() -> None:
+    layer, x = from_conv(nn.Conv2d(2, 3, 3, padding=1)), torch.randn(1, 2, 6, 7)
+
+    def check(layer: SelfAttention, kind: type) -> None:
+        assert isinstance(layer.operator(x), kind)
+        reference = copy.deepcopy(layer)
+        reference.unplan()
+        torch.testing.assert_close(layer(x), reference(x), **tolerance(torch.float32))
+
+    layer.plan((6, 7))
+    before = copy.deepcopy(layer)
+    state = {name: value.clone() for name, value in layer.state_dict().items()}
+    with torch.no_grad():
+        layer.encoding.get_parameter("centres").add_(1.0)
+    check(copy.deepcopy(layer), Shift)
+    check(layer, Shift)
+    layer.load_state_dict(state)
+    check(layer, Shift)
+    assert torch.equal(layer(x), before(x))
+    with torch.no_grad():
+        layer.encoding.get_parameter("spread").fill_(1.0)
+    check(layer, AttentionOperator)
+    assert not isinstance(layer.operator(x), Shift)
+    soft = layer.state_dict()
+    before.load_state_dict(soft)
+    assert not isinstance(before.operator(x), Shift)
 
 
 @pytest.mark.parametrize("border", ["zero", "renormalise", "replicate"])

@@ -29,6 +29,12 @@ with writing(RunFolder(Path(sys.argv[1]))):
 REFUSED = "must be a folder that no other process writes to"
 
 
+def test_a_folder_that_cannot_be_created(tmp_path: Path) -> None:
+    (tmp_path / "runs").symlink_to(tmp_path / "missing")
+    with pytest.raises(FileNotFoundError, match="first"), file_lock.locked(tmp_path / "runs" / "first" / "lock"):
+        pass
+
+
 def holder(folder: Path, *words: str) -> tuple["subprocess.Popen[str]", str]:
     """Start a process that locks a folder, and return it with its first output line."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}

@@ -8,7 +8,7 @@ import time
 import warnings
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from io import FileIO
 from pathlib import Path
 
@@ -56,14 +56,19 @@ def locked(path: Path, *, wait: bool = False) -> Iterator[FileIO]:
 
 
 def _open(path: Path) -> FileIO:
+    attempts = 0
     while True:
-        with suppress(FileNotFoundError):  # another process has removed the folder
+        try:
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
             except FileExistsError:
                 if not stat.S_ISDIR(os.lstat(path.parent).st_mode):
                     raise
             return FileIO(path, "a+")
+        except FileNotFoundError:  # another process has removed the folder, or it cannot be created
+            attempts += 1
+            if attempts == 100:
+                raise
 
 
 def _acquire(file: FileIO, path: Path, *, wait: bool) -> bool:

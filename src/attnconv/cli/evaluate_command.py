@@ -9,6 +9,8 @@ from attnconv._util.settings import Fine, Natural, Problem, SettingsError, plain
 from attnconv.cli.image_inputs import own_size
 from attnconv.cli.parsing import Defaults, Positional
 from attnconv.data.settings import DataSettings
+from attnconv.models.presets import PRESETS
+from attnconv.training.recipes import recipe
 from attnconv.training.run_folder import RunFolder
 from attnconv.training.settings import AcceleratorName, PrecisionName
 
@@ -17,8 +19,9 @@ from attnconv.training.settings import AcceleratorName, PrecisionName
 class Arguments:
     """Measure the accuracy and the loss of a model.
 
-    For a run, the data options and --precision default to the settings of the run; for other models,
-    to the values below. --data-limit affects only training images, and therefore has no effect here.
+    For a run, the data options and --precision default to the settings of the run, and for a preset, the data set
+    defaults to that of its recipe; for other models, they default to the values below. --data-limit affects only
+    training images, and therefore has no effect here.
 
     Examples:
         attnconv evaluate runs/quadratic-digits
@@ -46,8 +49,11 @@ class Arguments:
 
     @staticmethod
     def defaults(given: Mapping[str, Any]) -> Defaults:
-        """Return the data settings and the precision of the run that contains the model, if there is one."""
-        folder = RunFolder.holding(Path(given["model"])) if "model" in given else None
+        """Return the data settings of a preset, or those and the precision of the run that contains the model."""
+        model = given.get("model", "")
+        if model in PRESETS:
+            return {"data": plain(recipe(model).data)}, {}
+        folder = RunFolder.holding(Path(model)) if model else None
         if folder is None:
             return {}, {}
         settings = folder.settings()

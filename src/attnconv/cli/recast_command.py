@@ -56,9 +56,10 @@ def run(arguments: Arguments) -> None:
     from attnconv.models.checkpoint import About, save_recast
     from attnconv.training.progress_bars import working
 
-    if arguments.out is not None and arguments.out.suffix != ".safetensors":
-        raise ValueError(bad("--out", "must end in .safetensors", str(arguments.out)))
-    for flag, path in (("--out", arguments.out), ("--export", arguments.export), ("--onnx", arguments.onnx)):
+    files = (("--out", arguments.out, ".safetensors"), ("--export", arguments.export, ".pt2"))
+    for flag, path, suffix in (*files, ("--onnx", arguments.onnx, ".onnx")):
+        if path is not None and path.suffix != suffix:
+            raise ValueError(bad(flag, f"must end in {suffix}", str(path)))
         if path is not None and (path.exists() or path.is_symlink()):
             fix = "Remove it, or pass a different file."
             raise ValueError(bad(flag, "must be a new file", f"{path}, which exists", fix))

@@ -229,7 +229,7 @@ def _exact(layer: SelfAttention) -> tuple[Convolution, Float[Tensor, "j i d"]]:
     """Return the convolution of hard heads, whose weights are not yet set, and the matrix of each tap."""
     shifts = layer.hard_shifts()
     if shifts is None:
-        fix = "Pass a kernel size and images to get the nearest convolution."
+        fix = "`to_conv` with a kernel size and images computes the nearest convolution."
         raise ValueError(bad("layer", "must have hard heads to be equivalent to a convolution", "soft heads", fix))
     sizes = layer.kernel_size
     conv = _centred(layer, shifts) if sizes is None else _convolution(layer, sizes, layer.dilation, layer.border)

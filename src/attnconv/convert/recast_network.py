@@ -17,12 +17,12 @@ from attnconv._util.errors import bad
 from attnconv._util.value_checks import check_module
 from attnconv.convert.layer_conversion import from_conv, to_conv
 from attnconv.layers.checks import check_finite, check_loaded
-from attnconv.layers.self_attention import SelfAttention, discard_plan
+from attnconv.layers.self_attention import SelfAttention, renew_plan
 from attnconv.theory.conv_taps import Forward, check_convolution, looks_like_convolution
 
 Only: TypeAlias = Callable[[str, nn.Module], bool] | Iterable[str] | None
 _HOOKS = [key for key in vars(nn.Module()) if "hook" in key]
-_OWN_HOOKS = (check_loaded, discard_plan)
+_OWN_HOOKS = (check_loaded, renew_plan)
 
 
 def recast(
@@ -42,7 +42,7 @@ def recast(
         only: Layers to replace: name patterns (`"layer1.*"`, or `"!stem.*"` to exclude layers), or a function of the
             name and the module that returns a bool; None for all convolutions. At least one must be selected.
         fast: Run hard heads as shifts, which is about as fast as a convolution (see `SelfAttention.plan`), instead of
-            computing all probabilities. Loading a state dict discards the plan; call `plan_shifts` to restore it.
+            computing all probabilities.
 
     Returns:
         The copy, on the device of the model. Attention layers have parameters `weight` (heads, in / groups, out),

@@ -11,8 +11,9 @@ from attnconv.encodings.base import Encoding
 from attnconv.grid import Grid, per_axis
 from attnconv.layers.checks import check_finite
 from attnconv.layers.geometry import GridLayer
-from attnconv.operators.base import AttentionOperator, product_dtype
+from attnconv.operators.base import AttentionOperator, has_values, product_dtype
 from attnconv.operators.dense import Dense
+from attnconv.operators.kernels.recompute_in_backward import is_transformed
 from attnconv.operators.kronecker import Kronecker
 from attnconv.operators.planner import fastest
 from attnconv.operators.shift import Shift
@@ -32,13 +33,15 @@ class PlannedLayer(GridLayer):
     called: str
     _plan: Plan | None = None
     _shifts: tuple[tuple[int, ...], ...] = ()
+    _read: tuple[tuple[int, int], ...] = ()  # identity and version of each parameter from which shifts were read
 
     @final
     def plan(self, sizes: Sequence[int], *, choose: Literal["auto"] | Plan = "auto") -> Plan:
         """Choose the operator once, for images of about the given size, and return the choice.
 
-        Forward passes, including traced and exported ones, use this operator until `unplan` is called or a state dict
-        is loaded, even if centres change. (Without a plan, the operator is chosen at every call, and is never `shift`.)
+        Forward passes, including traced and exported ones, use this operator until `unplan` is called. `shift` follows
+        changes of the centres, and is discarded if heads become soft; loading a state dict discards other plans.
+        (Without a plan, the operator is chosen at every call, and is never `shift`.)
 
         Args:
             sizes: Image size per axis, in positions.
@@ -58,7 +61,7 @@ class PlannedLayer(GridLayer):
             raise ValueError(bad("choose", "must not be 'shift' if heads attend to several keys", "soft heads", fix))
         if choose == "auto":
             choose = self._form(self.grid(sizes), 1, next(self.parameters()).dtype) if shifts is None else "shift"
-        self._plan, self._shifts = choose, shifts or ()
+        self._plan, self._shifts, self._read = choose, shifts or (), self._versions()
         return choose
 
     @final
@@ -71,11 +74,28 @@ class PlannedLayer(GridLayer):
         """Discard the plan, so that the operator is chosen at every call."""
         self._plan, self._shifts = None, ()
 
+    def renew_shifts(self) -> None:
+        """Read planned shifts again if parameters of the encoding have changed; discard the plan if heads are soft."""
+        versions = self._versions()
+        if versions == self._read or is_transformed() or not all(map(has_values, self.encoding.parameters())):
+            return
+        shifts = self.hard_shifts()
+        if shifts is None:
+            self.unplan()
+        else:
+            self._shifts, self._read = shifts, versions
+
+    def _versions(self) -> tuple[tuple[int, int], ...]:
+        parameters = self.encoding.parameters()
+        return tuple((id(each), 0 if each.is_inference() else each._version) for each in parameters)
+
     def _operator(self, pixels: Tensor, output_size: Sequence[int] | None = None) -> AttentionOperator:
         try:
             grid = self.grid(pixels.shape[1:-1], output_size)
         except ValueError as error:
             raise ValueError(f"{self.called}: {error}" if self.called else str(error)) from error
+        if self._plan == "shift" and not torch.compiler.is_compiling():
+            self.renew_shifts()
         if self._plan == "shift":
             parameters = list(self.encoding.parameters())
             trained = torch.is_grad_enabled() and any(parameter.requires_grad for parameter in parameters)

@@ -127,7 +127,7 @@ class SelfAttention(PlannedLayer):
         if device is not None or dtype is not None:
             self.to(device=device, dtype=dtype)
         self.register_load_state_dict_pre_hook(check_loaded)  # type: ignore[no-untyped-call]
-        self.register_load_state_dict_post_hook(discard_plan)  # type: ignore[no-untyped-call]
+        self.register_load_state_dict_post_hook(renew_plan)  # type: ignore[no-untyped-call]
 
     def _make_weights(self, width: int | None) -> None:
         heads, inputs, outputs, groups = self.heads, self.in_channels, self.out_channels, self.groups
@@ -289,7 +289,10 @@ class SelfAttention3d(SelfAttention):
     dims = 3
 
 
-def discard_plan(layer: nn.Module, _incompatible: object) -> None:
-    """Discard the plan after a state dict is loaded, because the plan may not fit the new values."""
+def renew_plan(layer: nn.Module, _incompatible: object) -> None:
+    """Read planned shifts again after a state dict is loaded, and discard other plans."""
     assert isinstance(layer, SelfAttention)
-    layer.unplan()
+    if layer._plan == "shift":
+        layer.renew_shifts()
+    else:
+        layer.unplan()

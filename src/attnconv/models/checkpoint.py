@@ -262,7 +262,7 @@ def _refusal(path: Path, error: str) -> str:
     fix = f"Convert the weights of a preset: `model.load_state_dict(torch.load({path.name!r}, weights_only=True))`, "
     fix += "`attnconv.models.save_weights('weights.safetensors', model, settings)`."
     if beside := sorted(other for other in path.parent.glob("*.safetensors") if other != path):
-        fix = f"Use {beside[0]} or the run folder instead."
+        fix = f"If {beside[0]} contains the same weights, load it or the run folder instead. Otherwise: {fix}"
     requirement = "must be a safetensors file, since a pickle can execute arbitrary code"
     return bad("checkpoint", requirement, "a pickle, which was not read", fix, origin=str(path))
 

@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from attnconv._util.errors import bad
 from attnconv.grid import Grid
 from attnconv.operators.base import AttentionOperator, Images, Outputs, Queries, Weights, query_indices, score_dtype
 from attnconv.operators.kernels.contractions import contract_rows
@@ -21,6 +22,9 @@ class Dense(AttentionOperator):
         padding_mass: Total attention of each query to zero padding, (1 or b, h, n), or an operator that computes it;
             None if there is no such padding.
 
+    Raises:
+        ValueError: If `probabilities` does not have one row per query and one column per key of the grid.
+
     Example:
         >>> import torch
         >>> from attnconv.grid import Grid
@@ -35,6 +39,10 @@ class Dense(AttentionOperator):
         probabilities: Float[Tensor, "#b h n m"],
         padding_mass: Float[Tensor, "#b h n"] | AttentionOperator | None = None,
     ) -> None:
+        expected = grid.query_count, grid.key_count
+        if not torch.compiler.is_compiling() and tuple(probabilities.shape[2:]) != expected:  # sizes may be symbolic
+            requirement = f"must have shape (b, h, {expected[0]}, {expected[1]}), one row per query and column per key"
+            raise ValueError(bad("probabilities", requirement, f"shape {tuple(probabilities.shape)}"))
         self.grid = grid
         self.probabilities = probabilities
         self.batch, self.heads = probabilities.shape[:2]
