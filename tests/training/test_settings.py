@@ -110,7 +110,8 @@ def test_the_papers_recipe_is_table_2() -> None:
     assert (resnet.name, resnet.milestones, resnet.decay) == ("steps", (80, 150, 250), 0.1)
 
 
-def test_unknown_presets_are_refused() -> None:
+@pytest.mark.usefixtures("unhooked")
+def test_unknown_presets_and_recipes_are_refused() -> None:
     with pytest.raises(ValueError, match=r"preset: .*got 'quadritic'"):
         recipe("quadritic")
     with pytest.raises(ValueError, match="name: must be paper or modern, got 'fast'"):
