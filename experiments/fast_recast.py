@@ -27,7 +27,7 @@ import tyro
 from torch import Tensor, nn
 
 from attnconv._util.atomic_write import write_atomically
-from attnconv.convert import recast
+from attnconv.convert import SOFT_ALPHA, recast
 from attnconv.data.settings import AugmentSettings
 from experiments.common import (
     DeviceName,
@@ -43,7 +43,6 @@ from experiments.common import (
 from experiments.fast_net import FastNet, FastSettings, Log, logits_of, train
 from experiments.finetune_recast import Settings as TuningSettings, attention, train as tune
 
-SOFT_ALPHA = 3.0  # sharpness of soft heads, in 1 / position^2
 PresetName = Literal["tiny", "cpu", "94", "96"]
 PRESETS: Mapping[PresetName, FastSettings] = {
     "tiny": FastSettings(widths=(4, 4, 4), epochs=2, batch_size=20, rate=0.03, bf16=False),

@@ -49,7 +49,7 @@ def test_images_without_labels(tmp_path: Path, capsys: pytest.CaptureFixture[str
     [
         ("quadratic-digits", "--data: must be .*digits.*got none"),
         ("quadratic-digits --data digits --to nothing", "--to: .*got 'nothing'"),
-        ("quadratic-digits --data digits --figure heads", "--figure: must end with .*got heads"),
+        ("quadratic-digits --data digits --figure heads", "--figure: must end in .*got heads"),
         ("quadratic-digits --data digits --layers none", r"--layers: .*got \['none'\]"),
         ("resnet-digits --data digits", "MODEL: .*attention"),
     ],

@@ -57,7 +57,7 @@ def run(arguments: Arguments) -> None:
         from attnconv.report.figure_style import house_style
 
         if arguments.figure.suffix not in (".png", ".svg", ".pdf"):
-            raise ValueError(bad("--figure", "must end with .png, .svg or .pdf", str(arguments.figure)))
+            raise ValueError(bad("--figure", "must end in .png, .svg or .pdf", str(arguments.figure)))
     subject = Subject.load(arguments.model, arguments)
     pictures, scale = subject.images(arguments.data, arguments)
     labels, settings = None, subject.loaded.settings

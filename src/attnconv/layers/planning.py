@@ -41,6 +41,7 @@ class PlannedLayer(GridLayer):
 
         Forward passes, including traced and exported ones, use this operator until `unplan` is called. `shift` follows
         changes of the centres, and is discarded if heads become soft; loading a state dict discards other plans.
+        Writes through `.data` are not noticed, so call `plan` again after them.
         (Without a plan, the operator is chosen at every call, and is never `shift`.)
 
         Args:
