@@ -114,7 +114,8 @@ class RunData:
 
     def data(self) -> Splits:
         data = self.settings.data
-        return _loaded(replace(data, root=self.data_root or data.root, download=False))
+        data = replace(data, root=self.data_root or data.root, download=False)
+        return _loaded(data, image_size=self.settings.model.image_size)
 
     def normalised(self, images: Tensor, loaded: LoadedModel) -> Tensor:
         """Normalise images of `data` as in training."""
