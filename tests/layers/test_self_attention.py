@@ -11,6 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from attnconv import Dense, Relative, SelfAttention1d, SelfAttention2d, SelfAttention3d, from_conv
 from attnconv.encodings import ENCODING_NAMES
 from attnconv.grid import BORDERS, Border
+from attnconv.layers.planning import Backend
 from attnconv.layers.self_attention import SelfAttention
 from attnconv.operators import AttentionOperator, Content, Kronecker, Shift, Toeplitz
 from tests.tolerances import tolerance
@@ -258,6 +259,15 @@ def test_plan_looks_at_the_size_and_loading_discards_it() -> None:
     assert isinstance(layer.operator(torch.zeros(1, 2, 4, 4)), Kronecker)
     layer.load_state_dict(layer.state_dict())
     assert isinstance(layer.operator(torch.zeros(1, 2, 4, 4)), Dense)
+
+
+@pytest.mark.parametrize("backend", ["auto", "reference", "dense", "structured"])
+def test_a_plan_overrides_the_backend(backend: Backend) -> None:
+    layer, x = SelfAttention2d(2, 2, 3, backend=backend), torch.zeros(1, 2, 4, 4)
+    layer.plan((4, 4), choose="structured")
+    assert isinstance(layer.operator(x), Kronecker)
+    layer.plan((4, 4), choose="dense")
+    assert isinstance(layer.operator(x), Dense)
 
 
 def test_planned_shifts_follow_the_parameters() -> None:

@@ -130,6 +130,13 @@ def test_formulas_for_every_encoding(encoding: EncodingName, head_channels: int 
         assert flops_all(settings) == everything
 
 
+@pytest.mark.parametrize("encoding", ["learned-content", "sinusoidal"])
+def test_formulas_for_channels_that_the_encoding_rounds_up(encoding: EncodingName) -> None:
+    settings = AttentionSettings(encoding=encoding, layers=1, heads=2, width=7, mlp_width=8, image_size=12)
+    assert size_of(build(settings)) == parameters(settings)
+    assert flops_paper(settings) == measured(settings)[0]
+
+
 def test_a_resnet_on_odd_images() -> None:
     settings = ResNetSettings(widths=(4, 4, 8), blocks=(1, 2, 1), image_size=9)
     assert measured(settings) == (flops_paper(settings), flops_all(settings))

@@ -114,6 +114,7 @@ def test_it_is_public_and_keeps_dtypes() -> None:
     [
         (((1, 2, 6, 4), (1, 2, 6, 4), (1, 2, 5, 4), (3, 4), (3, 4)), r"q, k, v: must be .* for 2 x 3 positions"),
         (((1, 2, 7, 4), (1, 2, 7, 4), (1, 2, 7, 4), (3, 4), (3, 4)), r"q, k, v: must be .* for 2 x 3 positions"),
+        (((6, 4), (6, 4), (6, 4), (3, 4), (3, 4)), r"q, k, v: must be .* for 2 x 3 positions"),
         (
             ((1, 2, 6, 4), (1, 2, 6, 4), (1, 2, 6, 4), (4, 4), (3, 4)),
             r"row_table: must be of shape \(2 t \+ 1, 4\).* \(4, 4\)",

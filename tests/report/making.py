@@ -52,7 +52,9 @@ def make_run(
                 if name.endswith("centres"):
                     parameter.mul_(0.8)
         append_line(run.heads_file, head_record(network, epoch))
-    save_weights(run.last_weights, network, model, mean=(0.5,), std=(0.25,))
+    save_weights(
+        run.last_weights, network, model, mean=(0.5,) * model.image_channels, std=(0.25,) * model.image_channels
+    )
     if complete:
         score = {"loss": 0.5, "accuracy": 0.8125, "images": 360}
         final = {"epoch": epochs, "validation": {**score, "images": 200}, "test": score}

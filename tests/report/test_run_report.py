@@ -4,8 +4,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from attnconv.report import write_report
+from attnconv.report.run_data import RunData
 from attnconv.training.run_folder import RunFolder
 from tests.report.making import SMALL, SMALL_RESNET, make_run
 from tests.report.test_html_page import read
@@ -101,6 +103,19 @@ def test_content_is_averaged_over_the_test_images(tmp_path: Path) -> None:
     page = write_report(make_run(tmp_path / "run", replace(SMALL, encoding="learned-content")).path)
     assert figures(page) == ["figure-02-accuracy", "figure-06-attention", "figure-07-attention"]
     assert "mean of 100 test images" in read(page.read_text(encoding="utf-8")).text
+
+
+def test_image_folders_are_read_at_the_size_of_the_model(tmp_path: Path) -> None:
+    for number in range(6):
+        path = tmp_path / "data" / "train" / f"class {number % 2}" / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (12, 12), (40 * number, 0, 0)).save(path)
+    model = replace(SMALL, encoding="learned-content", image_channels=3, image_size=16)
+    run = make_run(tmp_path / "run", model)
+    record = run.record()
+    record["settings"]["data"].update(name="folder", root=str(tmp_path / "data"))
+    run.settings_file.write_text(json.dumps(record), encoding="utf-8")
+    assert RunData("a", run).images.shape[1:] == (3, 16, 16)
 
 
 def test_captions_tell_the_size_of_a_position(quadratic: Path, tmp_path: Path) -> None:

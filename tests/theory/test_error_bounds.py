@@ -3,6 +3,7 @@
 import math
 import operator
 import random
+import sys
 
 import pytest
 import torch
@@ -82,6 +83,10 @@ def test_bad_arguments_are_refused() -> None:
         mass_off(0.0)
     with pytest.raises(ValueError, match=r"mass: .*got 1\.5"):
         alpha_for(1.5)
+    with pytest.raises(ValueError, match=r"dims: .*got 0"):
+        mass_off(1.0, dims=0)
+    with pytest.raises(ValueError, match=r"dims: .*got 0"):
+        alpha_for(0.5, dims=0)
     with pytest.raises(ValueError, match=r"low: .*got low=1\.0, high=0\.0"):
         error_bound(SelfAttention2d(1, 1, 1), 1.0, 0.0)
     with pytest.raises(ValueError, match=r"layer: .*got LearnedRelative"):
@@ -90,6 +95,10 @@ def test_bad_arguments_are_refused() -> None:
 
 def test_alpha_for_a_blunt_head_is_the_least_that_it_looks_at() -> None:
     assert alpha_for(1 - 1e-16) == pytest.approx(1e-12)
+
+
+def test_alpha_for_the_smallest_normal_float_is_finite() -> None:
+    assert math.isfinite(alpha_for(sys.float_info.min))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

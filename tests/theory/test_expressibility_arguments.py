@@ -71,9 +71,10 @@ def test_what_is_no_attention() -> None:
         can_express(torch.ones(1, 2, 2, dtype=torch.bool), 1, sizes=(2,))
 
 
+@pytest.mark.usefixtures("unhooked")
 def test_queries_and_phi_that_do_not_fit() -> None:
-    for place in ((5,), (-1,), (0, 0)):
+    for place in ((5,), (-1,), (0, 0), (0.5,)):
         with pytest.raises(ValueError, match=r"query: .*got \("):
-            factorise(SelfAttention1d(1, 1, heads=2), 3, query=place, sizes=(5,))
+            factorise(SelfAttention1d(1, 1, heads=2), 3, query=place, sizes=(5,))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"phi: .*got \(2, 3\)"):
         factorise(SelfAttention1d(1, 1, heads=2), 3, query=(0,), sizes=(5,), phi=torch.zeros(2, 3))

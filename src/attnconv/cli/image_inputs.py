@@ -1,4 +1,4 @@
-"""Load a model and its input images for `audit`, `explore`, `prove` and `recast`."""
+"""Load a model and its input images for the commands that apply a model to images."""
 
 import re
 from dataclasses import dataclass

@@ -32,7 +32,7 @@ def augment(
         images = _crop(images, row, column, mirror, chosen)
     if chosen.jitter > 0.0:
         factors = (1.0 - chosen.jitter + 2.0 * chosen.jitter * draw for draw in colour)
-        pixels = _normalise(_jitter(images.to(torch.float32) / 255, *factors), mean, std)
+        pixels = _normalise(_jitter(images.to(torch.float32) / 255, *factors), mean, std, largest=1)
     else:
         pixels = normalise(images, mean, std)
     if chosen.cutout > 0:
@@ -58,13 +58,13 @@ def normalise(
         >>> normalise(torch.zeros(1, 1, 2, 2, dtype=torch.uint8), (0.5,), (0.5,)).unique()
         tensor([-1.])
     """
-    return _normalise(images.to(torch.float32), tuple(255 * m for m in mean), tuple(255 * s for s in std))
+    return _normalise(images.to(torch.float32), mean, std, largest=255)
 
 
 def _normalise(
-    pixels: Float32[Tensor, "b c height width"], mean: tuple[float, ...], std: tuple[float, ...]
+    pixels: Float32[Tensor, "b c height width"], mean: tuple[float, ...], std: tuple[float, ...], *, largest: int
 ) -> Float32[Tensor, "b c height width"]:
-    """Compute (pixels - mean) / std in place, per channel, since copying a tensor of constants would stall a GPU."""
+    """Compute (pixels / largest - mean) / std in place, by channel: copying a tensor of constants stalls a GPU."""
     channels = pixels.shape[1]
     for name, values in (("mean", mean), ("std", std)):
         if len(values) != channels:
@@ -72,7 +72,7 @@ def _normalise(
     if min(std) <= 0.0:
         raise ValueError(bad("std", "must be positive", std))
     for channel, shift, scale in zip(pixels.unbind(1), mean, std, strict=True):
-        channel.sub_(shift).div_(scale)
+        channel.sub_(largest * shift).div_(largest * scale)
     return pixels
 
 

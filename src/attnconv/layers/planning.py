@@ -41,8 +41,8 @@ class PlannedLayer(GridLayer):
 
         Forward passes, including traced and exported ones, use this operator until `unplan` is called. `shift` follows
         changes of the centres, and is discarded if heads become soft; loading a state dict discards other plans.
-        Writes through `.data` are not noticed, so call `plan` again after them.
-        (Without a plan, the operator is chosen at every call, and is never `shift`.)
+        Writes through `.data` are not noticed, so call `plan` again after them. Without a plan, `backend` applies: the
+        operator is chosen at every call, and is never `shift`.
 
         Args:
             sizes: Image size per axis, in positions.
@@ -103,11 +103,11 @@ class PlannedLayer(GridLayer):
             # The anchor, which receives zero gradients, is all parameters if any is trained, otherwise any one of them.
             anchor = torch.cat([parameter.flatten() for parameter in parameters]) if trained else parameters[0]
             return Shift(grid, self._shifts, anchor)
-        if self.backend == "reference":
+        if self._plan is None and self.backend == "reference":
             terms = torch.broadcast_tensors(*self.encoding.terms(grid, pixels).values())
             return Dense.from_scores(grid, torch.stack(terms).sum(0))
         operator = self.encoding.operator(grid, pixels)
-        dense = self._plan == "dense" or self.backend == "dense"
+        dense = (self._plan or self.backend) == "dense"
         known = not torch.compiler.is_compiling() and pixels.device.type != "meta"
         if self._plan is None and self.backend == "auto" and known and isinstance(operator, Kronecker):
             dense = self._form(grid, pixels.shape[0], product_dtype(pixels)) == "dense"

@@ -91,6 +91,8 @@ def _encoding_part(settings: AttentionSettings, heads: int, side: int) -> Part:
     positions, width = side**2, settings.width
     table = 2 * settings.max_shift + 1
     key = width if settings.key_channels is None else settings.key_channels
+    if settings.encoding == "learned-content":
+        key += key % 2  # half for each table
     projection = width * heads * key  # linear map to queries or to keys
     content = heads * positions**2 * key  # q.k
     match settings.encoding:
@@ -107,9 +109,10 @@ def _encoding_part(settings: AttentionSettings, heads: int, side: int) -> Part:
         case "sinusoidal":
             # Equation (8): the query is multiplied by W^_key once, and the result by the sinusoids of every row and
             # column shift. The term without content multiplies v instead, for every pair of rows and of columns.
-            relative = heads * positions * 2 * side * width + positions * projection
-            without_content = heads * 2 * positions * width + projection
-            learned = 3 * projection + 2 * heads * key
+            features = -(-width // 4) * 4
+            relative = heads * positions * 2 * side * features + positions * heads * key * features
+            without_content = heads * 2 * positions * features + heads * key * features
+            learned = 2 * projection + heads * key * features + 2 * heads * key
             return Part(learned, linear=2 * positions * projection, products=content + relative + without_content)
         case "absolute-sinusoidal":
             return Part(2 * projection, linear=2 * positions * projection, products=content)

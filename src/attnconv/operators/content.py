@@ -124,8 +124,8 @@ def attention_with_relative_bias(
     """
     height, width = per_axis("sizes", sizes, 2, least=1)
     count = height * width
-    if q.shape != k.shape or q.shape[:-1] != v.shape[:-1] or q.shape[2] != count:
-        got = f"{tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)} for {sizes[0]} x {sizes[1]} positions"
+    if q.ndim != 4 or q.shape != k.shape or q.shape[:-1] != v.shape[:-1] or q.shape[2] != count:
+        got = f"{tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)} for {height} x {width} positions"
         raise ValueError(bad("q, k, v", "must be of shape (b, h, height * width, channels)", got))
     # Compute biases in the dtype of scores, because they are large if a head is sharp.
     scaled = q.to(score_dtype(q.dtype)) * (1 / math.sqrt(q.shape[-1]) if scale is None else scale)
@@ -136,7 +136,7 @@ def attention_with_relative_bias(
             requirement = f"must be of shape (2 t + 1, {q.shape[-1]}) or ({q.shape[1]}, 2 t + 1, {q.shape[-1]})"
             raise ValueError(bad(name, requirement, f"shape {tuple(table.shape)}"))
         with full_precision(q.device):
-            biases.append(axis_scores(scaled, table, dim, sizes))
+            biases.append(axis_scores(scaled, table, dim, (height, width)))
     return attend(scaled, k, v, biases)
 
 

@@ -194,12 +194,15 @@ def _attention(run: RunData, label: str, figures: FigureFolder) -> Section:
             f"Layer {number}: largest probabilities {np.nanmin(peak):.1%} to {np.nanmax(peak):.1%}."
             for number, peak in enumerate(peaks)
         )
-        keys = run.maps[0].maps[0, 0].numel()
         uniform = [
-            f"layer {i}, head {h}" for i, row in enumerate(peaks) for h, p in enumerate(row) if nearly_uniform(p, keys)
+            f"layer {number}, head {head}"
+            for number, (layer, row) in enumerate(zip(run.maps, peaks, strict=True))
+            for head, largest in enumerate(row)
+            if nearly_uniform(largest, layer.maps[index, head].numel())
         ]
         if uniform:
-            caption += f" Nearly uniform heads (all probabilities below {UNIFORM}/{keys}): {'; '.join(uniform)}."
+            requirement = f"all probabilities below {UNIFORM} / number of positions"
+            caption += f" Nearly uniform heads ({requirement}): {'; '.join(uniform)}."
         figure = draw_query(run.maps, index, title=f"{label}: {what}", zoom=zoom)
         name = f"figure-{5 if zoom else 6 + index:02d}-attention"
         pictures.append(figures.add(figure, name, alt=f"{what.capitalize()}. {words}", caption=f"{caption}{run.unit}"))

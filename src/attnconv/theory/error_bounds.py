@@ -24,6 +24,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from attnconv._util.errors import bad
+from attnconv._util.value_checks import whole
 from attnconv.encodings.base import mass_off_nearest
 from attnconv.layers.self_attention import SelfAttention
 from attnconv.operators.kernels.contractions import project
@@ -37,10 +38,10 @@ def mass_off(alpha: float, dims: int = 2) -> float:
 
     Args:
         alpha: Sharpness in 1 / position^2, positive.
-        dims: Number of axes.
+        dims: Number of axes, at least 1.
 
     Raises:
-        ValueError: If `alpha` is not positive and finite.
+        ValueError: If `alpha` is not positive and finite, or `dims` is below 1.
 
     Example:
         >>> f"{mass_off(46.0):.1e}"
@@ -48,7 +49,7 @@ def mass_off(alpha: float, dims: int = 2) -> float:
     """
     if not (math.isfinite(alpha) and alpha > 0):
         raise ValueError(bad("alpha", "must be positive and finite", alpha))
-    along = torch.full((dims,), alpha, dtype=torch.float64)
+    along = torch.full((whole("dims", dims, 1),), alpha, dtype=torch.float64)
     return float(mass_off_nearest(along, torch.zeros_like(along)))
 
 
@@ -58,10 +59,10 @@ def alpha_for(mass: float, dims: int = 2) -> float:
     Args:
         mass: Bound on a head's attention to keys other than the one at its centre, above 0 and below 1. For an output
             error of at most e, pass e / max_d `sum_h sum_c |W_h[c, d]| (max x_c - min x_c)` (input c, output d).
-        dims: Number of axes.
+        dims: Number of axes, at least 1.
 
     Raises:
-        ValueError: If `mass` is not above 0 and below 1.
+        ValueError: If `mass` is not above 0 and below 1, or `dims` is below 1.
 
     Example:
         >>> import torch
@@ -70,9 +71,10 @@ def alpha_for(mass: float, dims: int = 2) -> float:
     """
     if not 0 < mass < 1:
         raise ValueError(bad("mass", "must be above 0 and below 1", mass))
-    low, high = 1e-12, 2 * math.log(4 * dims / mass) + 2
+    low = 1e-12
     if mass_off(low, dims) <= mass:  # wider than any useful head
         return low
+    high = 2 * (math.log(4 * dims) - math.log(mass)) + 2
     while low < (middle := math.sqrt(low * high)) < high:  # until the two are adjacent floats, about 60 steps
         low, high = (middle, high) if mass_off(middle, dims) > mass else (low, middle)
     return high

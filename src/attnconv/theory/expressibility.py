@@ -18,7 +18,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from attnconv._util.errors import bad
-from attnconv._util.value_checks import is_real
+from attnconv._util.value_checks import is_index, is_real
 from attnconv.grid import Grid, Padding, per_axis
 from attnconv.layers.self_attention import SelfAttention
 from attnconv.operators.base import AttentionOperator
@@ -186,8 +186,9 @@ def factorise(
         spans, _ = _laid_over(attention, kernel_size, x, sizes, dilation, stride, padding, padding_mode)
         grid, shape = spans.operator.grid, (len(spans.shifts), spans.heads)
         place = tuple(query) if isinstance(query, Sequence) else (query,)  # type: ignore[redundant-expr]
-        if len(place) != grid.dims or any(not 0 <= i < n for i, n in zip(place, grid.query_sizes, strict=True)):
-            raise ValueError(bad("query", f"must have one index per axis of the query grid {grid.query_sizes}", place))
+        limits = grid.query_sizes
+        if len(place) != len(limits) or not all(is_index(i) and 0 <= i < n for i, n in zip(place, limits, strict=True)):
+            raise ValueError(bad("query", f"must have one index per axis of the query grid {limits}", place))
         flat = torch.arange(grid.query_count, device=spans.operator.device).reshape(grid.query_sizes)[place]
         rows, seen = (part[0, 0] for part in spans.of(flat[None]))
         phi = spans.solve(rows, seen)[0] if phi is None else phi.to(rows)
