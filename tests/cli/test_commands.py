@@ -168,6 +168,9 @@ def test_the_classes_of_an_image_folder_are_counted(tmp_path: Path, capsys: pyte
     assert re.match(r"Device \w+, [\d,]+ parameters, 22 training, 2 validation and 6 test images\.\n", err)
     assert load(tmp_path / "run").classes == ("cat", "dog", "frog")
     assert "6 images" in call(capsys, "evaluate", str(tmp_path / "run"))[1]
+    (tmp_path / "images" / "dog").rename(tmp_path / "images" / "bird")  # classes are numbered in alphabetical order
+    status, _, err = call(capsys, "evaluate", str(tmp_path / "run"))
+    assert (status, "--data-root: must have the classes of" in err, "'bird' instead of 'cat'" in err) == (2, True, True)
     status, _, err = call(capsys, "evaluate", "quadratic-digits", "--image-size", "8")
     assert (status, "--image-size: must be omitted" in err) == (2, True)
 
@@ -206,13 +209,17 @@ def test_train_leaves_a_run_of_the_settings_that_were_given(run: Path) -> None:
     assert RunFolder(run).result() is not None
 
 
-def test_evaluate_takes_the_runs_own_data(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_evaluate_takes_the_runs_own_data(
+    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     status, out, _ = call(capsys, "evaluate", str(run))
     assert status == 0
     assert "on the test images of digits:\naccuracy " in out
     assert "360 images" in out
     assert "200 images" in call(capsys, "evaluate", str(run), "--split", "validation")[1]
     assert "on the test images of digits:" in call(capsys, "evaluate", "quadratic-digits")[1]
+    monkeypatch.chdir(run / "checkpoints")
+    assert "200 images" in call(capsys, "evaluate", "last.safetensors", "--split", "validation")[1]
 
 
 def test_predict_prints_classes_and_probabilities(run: Path, picture: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -109,7 +109,8 @@ def test_runs_of_any_settings_are_drawn_and_their_differences_said(
     status, out, _ = call(capsys, "reproduce", *words)
     assert status == 0
     assert [options["publication"] for options in asked] == [True]
-    assert "quadratic, quadratic-seed-43: --data-limit 50 instead of None, --epochs 2 instead of 5." in out
+    assert "quadratic, quadratic-seed-43: --layers 2 instead of 3, " in out
+    assert ", --data-limit 50 instead of None, --epochs 2 instead of 5." in out
     assert not (finished / "runs" / "learned").exists()
 
 

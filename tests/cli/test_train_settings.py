@@ -53,6 +53,10 @@ def test_the_settings_of_a_run_are_a_file_to_train_with(
     assert RunFolder(tmp_path / "again").settings() == RunFolder(run).settings()
     assert call(capsys, *again, "--resume", "--epochs=1")[0] == 0
     assert re.search("--seed: must remain 42 .*got 7", call(capsys, *again, "--resume", "--seed=7")[2])
+    assert re.search(
+        "--optim-name: must remain 'adamw'",
+        call(capsys, *again[:1], "quadratic-digits", *again[3:], "--resume", "--recipe=paper")[2],
+    )
 
 
 def test_flags_override_a_file_which_overrides_the_recipe(
@@ -68,6 +72,19 @@ def test_flags_override_a_file_which_overrides_the_recipe(
     assert isinstance(base.model, AttentionSettings)
     expected = replace(base, model=replace(base.model, heads=(4, 5, 6)), train=replace(base.train, epochs=9, seed=3))
     assert found == [expected]
+
+
+def test_a_file_overrides_the_model_of_the_initial_weights(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[RunSettings] = []
+    monkeypatch.setattr(fitting, "fit", lambda settings, *_, **__: found.append(settings))
+    file = tmp_path / "some.json"
+    file.write_text('{"preset": "quadratic-digits", "model": {"dropout": 0.3}}')
+    assert call(capsys, "train", "--config", str(file), "--start-from", str(run))[0] == 0
+    before = RunFolder(run).settings().model
+    assert isinstance(before, AttentionSettings)
+    assert found[0].model == replace(before, dropout=0.3)
 
 
 def test_wrong_values_of_a_file_and_of_flags_are_named_together(

@@ -75,6 +75,12 @@ class TestLayouts:
         (tmp_path / "readme.md").write_text("")
         assert sizes(tmp_path) == {"train": 8, "test": 2}
 
+    def test_subfolders_of_a_class_are_read(self, tmp_path: Path) -> None:
+        two_classes(tmp_path, 5)
+        for number in range(5):
+            put(tmp_path / "red" / "more" / f"{number}.png")
+        assert sizes(tmp_path) == {"train": 12, "test": 3}
+
 
 class TestNames:
     """Names that are not UTF-8, or that would move the cursor of a terminal."""

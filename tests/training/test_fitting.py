@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from attnconv.data.settings import AugmentSettings
 from attnconv.models.checkpoint import read_checkpoint
 from attnconv.models.model_loader import load
 from attnconv.training.fitting import fit
@@ -143,6 +144,9 @@ def test_wrong_settings_stop_before_any_work(tmp_path: Path) -> None:
         SettingsError, match=r"(?s)model\.image_channels: must be 1 .* got 3.*model\.classes: must be 10 .* got 7"
     ):
         fit(wrong, tmp_path / "run", progress=False)
+    mixed = replace(tiny(accumulate=20), augment=AugmentSettings(mixup=0.2))
+    with pytest.raises(SettingsError, match=r"train\.batch_size: must be above 20 .* to mix images"):
+        fit(mixed, tmp_path / "run", progress=False)
     with pytest.raises(SettingsError, match=r"train\.batch_size: .*15.*got 20"):
         fit(tiny(limit=15), tmp_path / "run", progress=False)
     assert not (tmp_path / "run").exists()
@@ -168,6 +172,9 @@ def test_a_loss_that_diverges_stops_the_run_and_keeps_the_last_good_weights(tmp_
     wild = replace(settings, optim=replace(settings.optim, name="sgd", learning_rate=1e30, clip=None))
     with pytest.raises(DivergedError, match=r"loss: .*got (nan|inf) at step"):
         fit(wild, tmp_path / "run", progress=False)
+    once = replace(wild, train=replace(wild.train, batch_size=120, log_every=50))  # one step per epoch
+    with pytest.raises(DivergedError, match=r"loss: .*got (nan|inf) at step 1 "):
+        fit(once, tmp_path / "once", progress=False)
 
 
 def test_a_torn_state_is_named(whole: RunFolder, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from attnconv.data import digits, load_splits
 from attnconv.training.fitting import fit
 from attnconv.training.run_folder import RunFolder, append_line, write_json, writing
 from attnconv.training.run_recorder import read_state, save_state
@@ -118,6 +119,28 @@ def test_a_state_that_is_lost_is_not_begun_again(copy: RunFolder) -> None:
     copy.checkpoints.mkdir()
     write_json(copy.result_file, {})
     refused(copy, tiny(epochs=3), FileNotFoundError, r"state: .* got no file .*state\.ckpt")
+    copy.result_file.unlink()
+    append_line(copy.metrics_file, {**copy.metrics()[-1], "epoch": 2})  # the state of epoch 1 must have existed
+    refused(copy, tiny(epochs=3), FileNotFoundError, r"state: .* got no file .*state\.ckpt")
+
+
+def test_other_images_are_refused(copy: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = contents(copy)
+    train, test = digits.read_digits()
+    train.images.add_(1)
+    monkeypatch.setattr(load_splits, "read_digits", lambda: (train, test))
+    with pytest.raises(ValueError, match=r"data\.root: must contain the images .* got other images"):
+        fit(tiny(epochs=3), copy.path, resume=True, progress=False)
+    assert contents(copy) == before
+
+
+def test_other_initial_weights_are_refused(copy: RunFolder, tmp_path: Path) -> None:
+    with before_epoch(1), pytest.raises(CutError):
+        fit(tiny(), tmp_path / "run", start_from=copy.path, progress=False)
+    other = fit(tiny(epochs=1, seed=7), tmp_path / "other", progress=False)
+    with pytest.raises(ValueError, match=r"start_from: must be the weights that the run .* started with"):
+        fit(tiny(), tmp_path / "run", start_from=other.path, resume=True, progress=False)
+    assert fit(tiny(), tmp_path / "run", start_from=copy.path, resume=True, progress=False).result() is not None
 
 
 @pytest.mark.parametrize("resume", [False, True])

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from attnconv._util.settings import Fine, Natural, Problem, SettingsError, plain
 from attnconv.cli.image_inputs import own_size
@@ -13,6 +13,10 @@ from attnconv.models.presets import PRESETS
 from attnconv.training.recipes import recipe
 from attnconv.training.run_folder import RunFolder
 from attnconv.training.settings import AcceleratorName, PrecisionName
+
+if TYPE_CHECKING:
+    from attnconv.data.image_set import Splits
+    from attnconv.models.model_loader import LoadedModel
 
 
 @dataclass(frozen=True)
@@ -78,11 +82,8 @@ def run(arguments: Arguments) -> None:
     with downloading() as progress:
         image_size = arguments.image_size or own_size(loaded)[0]
         data = load_data(arguments.data, image_size=image_size, progress=progress)
-    known, shape = loaded.settings, (data.test.channels, len(data.classes))
-    if known is not None and shape != (known.image_channels, known.classes):
-        requirement = f"must match {loaded.source} (channels: {known.image_channels}, classes: {known.classes})"
-        fix = "Select the data set that the model was trained on with --data-name and --data-root."
-        raise SettingsError([Problem("--data-name", requirement, "{} and {}".format(*shape), fix, data.source)])
+    if wrong := list(_mismatches(loaded, data)):
+        raise SettingsError(wrong[:1])
     images = data.test if arguments.split == "test" else data.validation
     mean, std, device = loaded.mean or data.mean, loaded.std or data.std, device_of(arguments.accelerator)
     size, precision = arguments.batch_size, arguments.precision
@@ -90,3 +91,19 @@ def run(arguments: Arguments) -> None:
         found = evaluate(loaded.model, images, mean=mean, std=std, batch_size=size, precision=precision, device=device)
     print(f"{loaded.source} on the {arguments.split} images of {arguments.data.name}:")
     print(f"accuracy {found.accuracy:.2%}, loss {found.loss:.4f}, {found.images} images")
+
+
+def _mismatches(loaded: "LoadedModel", data: "Splits") -> Iterator[Problem]:
+    """List how the images differ from those that the model was trained on."""
+    fix = "Select the data set that the model was trained on with --data-name and --data-root."
+    known, shape = loaded.settings, (data.test.channels, len(data.classes))
+    if known is not None and shape != (known.image_channels, known.classes):
+        requirement = f"must match {loaded.source} (channels: {known.image_channels}, classes: {known.classes})"
+        yield Problem("--data-name", requirement, "{} and {}".format(*shape), fix, data.source)
+    requirement = f"must have the classes of {loaded.source}"
+    if loaded.classes and len(loaded.classes) != len(data.classes):
+        got = f"{len(data.classes)} classes instead of {len(loaded.classes)}"
+        yield Problem("--data-name", requirement, got, fix, data.source)
+    for before, now in zip(loaded.classes, data.classes, strict=False):
+        if known is not None and before != now:  # other libraries have their own names for the classes of ImageNet
+            yield Problem("--data-root", requirement, f"{now!r} instead of {before!r}", fix, data.source)

@@ -19,6 +19,7 @@ _MARK = ".attnconv"
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], *, left: int = 1) -> None:
     """Print a table without lines. The first `left` columns contain text, which is wrapped; the others, numbers."""
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0), pad_edge=False)
@@ -26,7 +27,7 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]
         words = index < left
         table.add_column(column, justify="left" if words else "right", overflow="fold", no_wrap=not words)
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(escape, row))
     Console().print(table)
 
 

@@ -111,7 +111,9 @@ def _departures(out: Path, scale: ScaleName) -> list[str]:
     for name, several in training_plan.runs_in(out).items():
         planned = training_plan.settings_at(scale, name)
         for run in several:
-            made = replace(run.settings(), model=planned.model)  # pruned models always differ
+            made = run.settings()
+            if name == PRUNED:  # its heads always differ
+                made = replace(made, model=planned.model)
             train = replace(planned.train, seed=made.train.seed, test_curve=True)
             changed = differences(replace(planned, train=train), made)
             words = ", ".join(f"{in_flags(name)} {now} instead of {before}" for name, before, now in changed)

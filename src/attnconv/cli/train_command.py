@@ -78,10 +78,11 @@ class Arguments:
                 fix = f"Resume it with: attnconv train {before.preset} --out {folder} --resume"
                 requirement = f"must be {before.preset!r}, the preset of the run in {folder}"
                 raise SettingsError([Problem("preset", requirement, repr(preset), fix)])
-            return {"preset": preset, "settings": merged(plain(before), file)}, _origins(file, config)
+            chosen = {} if given.get("recipe") is None else {group: values[group] for group in ("optim", "schedule")}
+            return {"preset": preset, "settings": merged(merged(plain(before), chosen), file)}, _origins(file, config)
         values = merged(values, file)
         if given.get("start_from") is not None:
-            values["model"] = _model_of(given["start_from"])
+            values["model"] = merged(_model_of(given["start_from"]), file.get("model", {}))
         elif "model.classes" not in flat(file) and (count := _classes(values, given)):
             values = merged(values, {"model": {"classes": count}})
         label = {} if preset is None else {"preset": preset}

@@ -9,6 +9,8 @@ decoded one at a time.
     root/train/CLASS/*.png          root/CLASS/*.png
     root/test/CLASS/*.png
 
+Images are read as RGB, also from subfolders of the classes, as in torchvision's `ImageFolder`.
+
 The test images are those of `test`. If there is also a folder `val` (or `valid`, `validation`), it is the validation
 set; without `test`, it is the test set. If there is neither, a fifth of the images, selected by the split seed, is the
 test set.
@@ -251,7 +253,7 @@ def _read_set(folder: Path, classes: tuple[str, ...], size: int) -> ImageSet:
     for label, name in enumerate(classes):
         if not (folder / name).is_dir():
             continue
-        found = sorted(path for path in (folder / name).iterdir() if _is_image(path))
+        found = list(_images_in(folder / name))
         if not found:
             requirement = f"must contain images ({', '.join(SUFFIXES)})"
             raise ValueError(bad(str(folder / name), requirement, "none", "Add images, or remove the folder."))
@@ -366,15 +368,17 @@ def _read(path: Path, sizes: tuple[int, int], channels: int, varied: bool) -> tu
 def _in_turn(folder: Path) -> Iterator[Path]:
     """Yield the image files of a folder and its subfolders: the first of each folder, then the second, and so on."""
     by_folder: dict[Path, list[Path]] = {}
-    for path in sorted(folder.rglob("*")):
-        hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
-        if _is_image(path) and not hidden and path.is_file():
-            by_folder.setdefault(path.parent, []).append(path)
+    for path in _images_in(folder):
+        by_folder.setdefault(path.parent, []).append(path)
     return (path for some in zip_longest(*by_folder.values()) for path in some if path is not None)
 
 
-def _is_image(path: Path) -> bool:
-    return path.suffix.lower() in SUFFIXES and path.name[0] != "."
+def _images_in(folder: Path) -> Iterator[Path]:
+    """Yield the image files of a folder and its subfolders in alphabetical order, except hidden ones."""
+    for path in sorted(folder.rglob("*")):
+        hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
+        if path.suffix.lower() in SUFFIXES and not hidden and path.is_file():
+            yield path
 
 
 def _listed(sentences: Sequence[str]) -> str:

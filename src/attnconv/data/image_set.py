@@ -8,6 +8,7 @@ Random numbers are a function of (seed, epoch, sample), computed by NumPy's Phil
 They are its raw output, which is the same in all releases of NumPy, unlike that of `np.random.Generator`.
 """
 
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -84,8 +85,8 @@ class Splits:
         validation: Images held out of the training set for validation; may be empty.
         test: Test images.
         classes: Names of the classes, in the order of the labels.
-        mean: Mean of each channel, for pixels scaled to [0, 1].
-        std: Standard deviation of each channel, for pixels scaled to [0, 1].
+        mean: Mean of each channel over all training images, before some are held out, for pixels scaled to [0, 1].
+        std: Standard deviation of each channel, over the same images.
         source: Description of the source of the images.
     """
 
@@ -96,6 +97,14 @@ class Splits:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     source: str = ""
+
+    def checksum(self) -> str:
+        """Return a checksum of the images and labels of each set, in hexadecimal."""
+        found = 0
+        for images in (self.train, self.validation, self.test):
+            for tensor in (images.labels, images.images):
+                found = zlib.crc32(tensor.contiguous().numpy().data, found)
+        return f"{found:08x}"
 
 
 def held_out(

@@ -55,8 +55,8 @@ class AugmentSettings:
             image's shorter side (4 for CIFAR, 1 for digits), or 0 with the augmentation recipe "none".
         border: Pixels outside the image: reflect (the image reflected at its edges) or zero (black). The default is
             reflect with the augmentation recipe "modern", and zero otherwise.
-        flip: Flip images horizontally with probability 1/2. The default is False for greyscale images and with the
-            augmentation recipe "none", and True otherwise.
+        flip: Flip images horizontally with probability 1/2. The default is False for data sets with one channel
+            (digits) and with the augmentation recipe "none", and True otherwise; image folders have three channels.
         cutout: Side in pixels of a randomly placed square that is set to the mean colour; 0 turns cutout off. The
             default is a quarter of the image's shorter side with the augmentation recipe "modern", and 0 otherwise.
         jitter: Strength a, from 0 to 1: brightness, contrast and saturation are scaled by random factors from 1 - a to

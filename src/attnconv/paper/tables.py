@@ -132,7 +132,7 @@ def _accuracy(name: str, runs: Sequence[RunData]) -> tuple[dict[str, Any], tuple
         here = {
             "preset": settings.preset,
             "epochs": settings.train.epochs,
-            "seeds": [run.settings.train.seed for run in runs],
+            "seeds": [run.settings.train.seed for run in runs if run.score("chosen") is not None],
             "accuracies": found,
             "accuracy": statistics.fmean(found) if found else None,
             "deviation": statistics.stdev(found) if len(found) > 1 else None,

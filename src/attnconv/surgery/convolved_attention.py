@@ -113,7 +113,7 @@ class Taps:
         sources = self.sources(values)
         index, factors = self.columns(profile, values.shape[2] - self.index.shape[1])
         rows = sources.new_zeros(*factors.shape[:3], sources.shape[2])
-        rows = rows.scatter_add(3, index.expand_as(factors), factors * weights[:, None])
+        rows = rows.scatter_add(3, index.expand_as(factors), (factors * weights[:, None]).to(rows.dtype))
         return (rows @ sources.unflatten(0, (-1, len(rows)))).flatten(0, 1)
 
 
@@ -254,6 +254,7 @@ class ConvolvedAttention(nn.Module):
 
         Raises:
             ValueError: If a mask is given although heads were replaced without one, or the number of tokens is wrong.
+                Images of another shape with the same number of tokens are not noticed.
         """
         x, terms = self.call.read(args, named)
         before, (height, width) = self.prefix.shape[1], self.grid

@@ -81,7 +81,8 @@ def prune_heads(model: Model, heads: Mapping[str, Iterable[int]]) -> Model:
         sum_h A_h x W_h   ->   the same sum over the remaining heads
 
     Weights and encoding parameters of the removed heads are deleted. Frozen parameters stay frozen. Plans of changed
-    layers (`SelfAttention.plan`) are discarded. The copy has new parameters, so create optimisers after pruning.
+    layers (`SelfAttention.plan`) are discarded. The copy has new parameters, which layers do not share, so create
+    optimisers after pruning.
 
     Args:
         model: A module with `SelfAttention` layers, or a single layer (with the name "").

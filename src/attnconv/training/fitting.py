@@ -22,10 +22,10 @@ from attnconv.models.checkpoint import load_weights, read_checkpoint
 from attnconv.models.classifiers import build
 from attnconv.models.model_loader import checkpoint_file, load as load_model
 from attnconv.training.environment import environment
-from attnconv.training.evaluation import device_of, evaluate
+from attnconv.training.evaluation import device_of, dtype_of, evaluate
 from attnconv.training.loop import TrainingLoop, numerics
 from attnconv.training.progress_bars import TrainingProgress, downloading
-from attnconv.training.run_checks import check_folder, check_start, data_problems, machine_problems
+from attnconv.training.run_checks import check_folder, check_images, check_start, data_problems, machine_problems
 from attnconv.training.run_folder import RunFolder, write_json, writing
 from attnconv.training.run_recorder import Recorder, head_record, read_state
 from attnconv.training.settings import RunSettings, SettingsError, problems
@@ -90,7 +90,8 @@ def _fit(
                     folder.checkpoints.mkdir(parents=True, exist_ok=True)
                     if start_from is not None:  # before settings.json, so that no run lacks its initial weights
                         write_atomically(folder.start_weights, checkpoint_file(Path(start_from)).read_bytes())
-                    folder.begin(settings, environment(command, device))
+                    folder.begin(settings, {**environment(command, device), "images": data.checksum()})
+                check_images(folder, data)
                 folder.rewind(read_state(folder.state_file)["epoch"] if folder.state_file.is_file() else -1)
             recorder = _train(settings, folder, data, device, progress)
             if is_first_process():
@@ -130,7 +131,8 @@ def _measure(
 ) -> dict[str, Any]:
     files = {"last": (settings.train.epochs, folder.last_weights)}
     if recorder.best[0]:
-        files["best"] = (recorder.best[0], folder.best_weights)
+        # A repeated epoch can differ on a GPU, so the file may be from another epoch than the recorder's.
+        files["best"] = (read_checkpoint(folder.best_weights).extra["epoch"], folder.best_weights)
     if folder.start_weights.is_file():
         files["start"] = (0, folder.start_weights)
     sets = {"validation": data.validation, "test": data.test}
@@ -163,6 +165,7 @@ def first_model(folder: RunFolder, settings: RunSettings) -> nn.Module:
     torch.manual_seed(settings.train.seed)
     model = build(settings.model)
     if folder.start_weights.is_file():  # needed only by the first process, whose parameters the others receive
+        model.to(dtype_of(settings.train.precision))
         load_weights(model, read_checkpoint(folder.start_weights))
     return model
 

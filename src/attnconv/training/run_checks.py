@@ -34,6 +34,9 @@ def machine_problems(settings: RunSettings) -> list[Problem]:
         fix = f"Pass train.batch_size={math.ceil(train.batch_size / parts) * parts}."
         requirement = f"must be a multiple of {parts} (number of processes x train.accumulate)"
         found.append(Problem("train.batch_size", requirement, str(train.batch_size), fix))
+    elif train.batch_size == parts and (settings.augment.mixup or settings.augment.cutmix):
+        requirement = f"must be above {parts} (number of processes x train.accumulate) to mix images"
+        found.append(Problem("train.batch_size", requirement, str(train.batch_size)))
     device, gpus = device_of(train.accelerator), torch.cuda.device_count()
     if device.type == "mps" and train.precision == "64":
         fix = "Pass train.accelerator='cpu'."
@@ -99,6 +102,15 @@ def check_folder(folder: RunFolder, settings: RunSettings, *, resume: bool) -> N
         _check_state(folder, settings)
 
 
+def check_images(folder: RunFolder, data: Splits) -> None:
+    """Raise an error if the images, or their division into sets, have changed since the run in the folder started."""
+    before = folder.record().get("images")
+    if before not in (None, data.checksum()):  # earlier versions did not record it
+        requirement = f"must contain the images with which the run in {folder.path} started"
+        fix = "Restore the images, or start a new run in a different folder."
+        raise ValueError(bad("data.root", requirement, "other images", fix, origin=data.source))
+
+
 def _reject_changes(folder: RunFolder, before: RunSettings, now: RunSettings, *, origin: str) -> None:
     fixes = {"train.epochs": f"To train the model further, start a new run with start_from={str(folder.path)!r}."}
     changed = [
@@ -113,10 +125,12 @@ def _check_state(folder: RunFolder, settings: RunSettings) -> None:
     """Raise an error if the training state is missing, or belongs to a different run or different settings."""
     file, fix = folder.state_file, "Restore the file, or start a new run in a different folder."
     if not file.is_file():
-        if folder.result() is not None or not folder.checkpoints.is_dir():
+        first = max(settings.train.checkpoint_every, folder.settings().train.checkpoint_every)
+        later = any(line["epoch"] > first for line in folder.metrics())
+        if later or folder.result() is not None or not folder.checkpoints.is_dir():
             where = f"the run in {folder.path}"
             raise FileNotFoundError(bad("state", f"must exist to resume {where}", f"no file {file}", fix))
-        return  # the run was killed before its first epoch was complete
+        return  # the run was killed before its first checkpoint was complete
     state = read_state(file)
     run = state.get("run")
     if not isinstance(run, Mapping) or not isinstance(run.get("settings"), Mapping):
@@ -128,13 +142,17 @@ def _check_state(folder: RunFolder, settings: RunSettings) -> None:
 
 
 def check_start(folder: RunFolder, settings: RunSettings, start_from: str | Path | None) -> None:
-    """Raise an error if initial weights do not fit the model, or if the run has started with random weights."""
+    """Raise an error if initial weights do not fit the model, or if the run has started with other weights."""
     if start_from is None:
         return
     if folder.exists() and not folder.start_weights.is_file() and is_first_process():
         requirement = f"must be omitted, since the run in {folder.path} started with random weights"
         raise ValueError(bad("start_from", requirement, str(start_from)))
-    checkpoint = read_checkpoint(checkpoint_file(Path(start_from)))
+    file = checkpoint_file(Path(start_from))
+    if folder.exists() and is_first_process() and file.read_bytes() != folder.start_weights.read_bytes():
+        requirement = f"must be the weights that the run in {folder.path} started with, or be omitted"
+        raise ValueError(bad("start_from", requirement, str(start_from)))
+    checkpoint = read_checkpoint(file)
     check_tensors(checkpoint.tensors, settings.model, argument="start_from", origin=checkpoint.source)
 
 

@@ -1,6 +1,7 @@
 """Files of a run folder. This module does not import torch.
 
-    settings.json     all settings, the run's identifier, and its environment: versions, commit, device, command
+    settings.json     all settings, the run's identifier, a checksum of its images, and its environment: versions,
+                      commit, device, command
     metrics.jsonl     one line per epoch and split: step, epoch, split, loss, accuracy, lr, seconds
     heads.jsonl       centres and covariances of all heads, initially (epoch 0) and after every epoch
     checkpoints/      last.safetensors, best.safetensors (weights of the epoch with the highest validation accuracy, the
@@ -142,6 +143,7 @@ class RunFolder:
     @staticmethod
     def holding(path: Path) -> "RunFolder | None":
         """Return the run that contains a path: its folder, a file in it, or a checkpoint; None if there is no run."""
+        path = path.resolve()
         folders = (RunFolder(folder) for folder in (path, path.parent, path.parent.parent))
         return next((folder for folder in folders if path.exists() and folder.exists()), None)
 

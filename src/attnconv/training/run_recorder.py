@@ -10,6 +10,7 @@ output of torch.save          dictionary, in which `run` contains the identifier
 
 import hashlib
 import io
+import math
 import pickle
 import time
 import warnings
@@ -72,7 +73,9 @@ class Recorder:
     def after_epoch(self, metrics: Mapping[str, Metrics]) -> None:
         """Record the results of an epoch, and write all recorded results if a checkpoint is due."""
         loop, epoch, train = self._loop, self._loop.epoch, self._loop.settings.train
-        self._check_divergence(metrics["train"].loss, epoch - 1)
+        finite = all(bool(tensor.isfinite().all()) for tensor in loop.model.state_dict().values())
+        losses = [result.loss for result in metrics.values()] + [0.0 if finite else math.nan]
+        self._check_divergence(sum(losses), epoch - 1)
         now = time.monotonic()
         self.seconds, self._clock = self.seconds + now - self._clock, now
         improved = "validation" in metrics and metrics["validation"].accuracy >= self.best[1]

@@ -98,8 +98,8 @@ class TrainSettings:
     Attributes:
         epochs: Number of epochs, at least 1.
         batch_size: Images per optimiser step, across all processes.
-        accumulate: Number of parts into which each batch is split for gradient accumulation, which reduces memory use
-            but does not change the optimiser step.
+        accumulate: Number of parts into which each batch is split for gradient accumulation, which reduces memory use.
+            It changes the optimiser step only through dropout, batch norm, mixup and CutMix, which see one part each.
         eval_batch_size: Images per batch during evaluation.
         precision: 32: float32. 64: float64. bf16: mixed precision, with matrix products in bfloat16.
         accelerator: Device to train on; auto selects a GPU if there is one.
