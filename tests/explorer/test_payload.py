@@ -241,6 +241,8 @@ class TestPredictions:
         found = read_payload(content)
         assert (found.labels, found.classes, found.logits, found.random) == ((None, None), (), None, False)
         assert b"logits" not in content
+        with pytest.raises(ValueError, match=r"ablations: must be False unless"):
+            payload(Classifier(), images(), classes=classes, ablations=True)
 
     def test_no_images_no_predictions(self) -> None:
         found = read_payload(payload(own(Quadratic(4)), classes=("a",)))

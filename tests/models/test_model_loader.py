@@ -197,9 +197,12 @@ def test_a_model_of_timm(monkeypatch: pytest.MonkeyPatch) -> None:
 
     fake: Any = types.ModuleType("timm")
     fake.list_models, fake.create_model = lambda: ["vit_tiny"], create_model
+    info = types.SimpleNamespace(label_descriptions=lambda: ["cat", "dog", "frog"])
+    fake.data = types.SimpleNamespace(infer_imagenet_subset=lambda model: "some", ImageNetInfo=lambda subset: info)
     monkeypatch.setitem(sys.modules, "timm", fake)
     found = load("timm:vit_tiny.in1k", pretrained=True)
     assert (found.mean, found.std, found.source) == ((0.1, 0.2), (0.3, 0.4), "timm:vit_tiny.in1k, pretrained")
+    assert found.classes == ("cat", "dog", "frog")
     with pytest.raises(ValueError, match=r"timm model, got 'vit_tin'\. .* vit_tiny"):
         load("timm:vit_tin")
 

@@ -70,8 +70,9 @@ def run(arguments: Arguments) -> None:
         found = head_effects(subject.loaded.model, images, labels=labels, to=arguments.to, **arguments.reading())
     source = subject.loaded.source
     size = f"{subject.sizes[0]} x {subject.sizes[1]} pixels"
-    title = f"{source[:1].upper()}{source[1:]}. Each head changed to {arguments.to}"
-    print_text(f"{title}, on {found.images} images of {arguments.data}, {size}.")
+    title = f"Model: {source}. Each head changed to {arguments.to}"
+    images_of = "1 image" if found.images == 1 else f"{found.images} images"
+    print_text(f"{title}, on {images_of} of {arguments.data}, {size}.")
     print(found)
     for path in (arguments.csv, arguments.figure):
         if path is not None:

@@ -77,7 +77,7 @@ def run(arguments: Arguments) -> None:
     if not is_first_process():
         return
     source = subject.loaded.source
-    about = f"{source[:1].upper()}{source[1:]}. {about}"
+    about = f"Model: {source}. {about}"
     for omission in omissions(found.left_out):
         print(omission)
     print_text(about)  # the title of a table would be wrapped to the width of the table

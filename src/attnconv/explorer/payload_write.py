@@ -110,8 +110,8 @@ def payload(
             `attnconv.surgery.ablated`), which needs `classes` and runs the model twice per head.
 
     Raises:
-        ValueError: If no attention can be shown; if images are missing, constant or rejected by the model; or if
-            `pictures` do not match `images`.
+        ValueError: If no attention can be shown; if images are missing, constant or rejected by the model; if
+            `pictures` do not match `images`; or if `ablations` is True without logits.
         TypeError: If `images` is not a floating-point tensor, or `budget` is not an integer.
 
     Example:
@@ -135,8 +135,11 @@ def payload(
     logits = None
     if not no_images and len(pictures.pixels) == len(images):
         logits = logits_of(output, len(images), len(classes))
+    if ablations and logits is None:
+        requirement = "must be False unless images and the names of the classes of the model's logits are given"
+        raise ValueError(bad("ablations", requirement, "True"))
     shown = [_over_time_or_images(layer, snapshots, len(pictures.pixels)) for layer in stored]
-    if logits is not None and ablations:
+    if ablations:
         shown = [
             _with_ablations(model, images, layer, grid=grid, prefix=prefix)
             if _can_be_changed(model, layer, shown)

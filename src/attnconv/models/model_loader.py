@@ -257,7 +257,9 @@ def _of_timm(name: str, pretrained: bool, size: Sizes) -> Found:
         requirement = f"must be supported by timm for {name}"
         raise ValueError(bad("size", requirement, f"{size[0]} x {size[1]}", f"Error from timm: {reason}.")) from error
     values = model.pretrained_cfg
-    return model, _about((), values.get("mean"), values.get("std"))
+    subset = timm.data.infer_imagenet_subset(model) if pretrained else None
+    classes = timm.data.ImageNetInfo(subset).label_descriptions() if subset else ()
+    return model, _about(classes, values.get("mean"), values.get("std"))
 
 
 def _of_torchvision(name: str, pretrained: bool, _size: Sizes) -> Found:

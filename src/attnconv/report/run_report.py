@@ -67,8 +67,12 @@ def write_report(run_dir: str | Path, out_dir: str | Path | None = None, *, publ
     return path
 
 
+def _epochs(settings: RunSettings) -> str:
+    return "1 epoch" if settings.train.epochs == 1 else f"{settings.train.epochs} epochs"
+
+
 def _lead(settings: RunSettings) -> str:
-    epochs = "1 epoch" if settings.train.epochs == 1 else f"{settings.train.epochs} epochs"
+    epochs = _epochs(settings)
     known, model = PRESETS.get(settings.preset), plain(settings.model)
     before = model if known is None else plain(known)
     changes = _rows({name: value for name, value in model.items() if before.get(name) != value})
@@ -93,7 +97,7 @@ def _facts(run: RunData) -> list[tuple[str, str, str]]:
             if chosen["epoch"] != final["epoch"]:
                 aside += f", chosen on validation images. Last epoch: {final[split]['accuracy']:.2%}"
             facts.append((f"{split.capitalize()} accuracy", f"{chosen[split]['accuracy']:.2%}", aside))
-    time, epochs = str(timedelta(seconds=round(result["seconds"]))), f"{run.settings.train.epochs} epochs"
+    time, epochs = str(timedelta(seconds=round(result["seconds"]))), _epochs(run.settings)
     return [*facts, ("Parameters", f"{result['parameters']:,}", ""), ("Training time (h:min:s)", time, epochs)]
 
 

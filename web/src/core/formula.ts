@@ -1,7 +1,7 @@
 /**
  * The terms of one score and one probability, for a query and a key of a head.
  *
- *     score = -1/2 (d - c)^T A (d - c) or a table entry,  + query . key,  + row score + column score
+ *     score = -1/2 (d - c)^T P (d - c) or a table entry,  + query . key,  + row score + column score
  *     p     = exp(score - largest) / sum over keys of exp(score - largest)
  */
 import { classMass } from "./classTokens";
@@ -12,7 +12,7 @@ import { type Place, writeScores } from "./rows";
 
 export interface GaussianTerm {
   readonly centre: readonly [number, number];
-  /** A, row-major. */
+  /** P, row-major. */
   readonly precision: readonly number[];
   /** d - c, (rows, columns) in tokens. */
   readonly off: readonly [number, number];
