@@ -77,6 +77,9 @@ class TestModule:
         given[:, heads] += missing[:, heads]
         named = {"mask": added, **({"position_embeddings": (wave.cos(), wave.sin())} if turned else {})}
         torch.testing.assert_close(new(inputs, **named), part.parts.finish(given), **tolerance(torch.float32))
+        with torch.autocast("cpu", torch.bfloat16):
+            low = new(inputs, **named)
+        torch.testing.assert_close(low.float(), part.parts.finish(given), **tolerance(torch.bfloat16, scale=4))
         with pytest.raises(ValueError, match="attn_mask: must be None"):
             ConvolvedAttention(replace(part, terms=ScoreTerms()), mixing, heads=range(4))(inputs, mask=added)
 
