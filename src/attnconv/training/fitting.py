@@ -90,7 +90,7 @@ def _fit(
                     folder.checkpoints.mkdir(parents=True, exist_ok=True)
                     if start_from is not None:  # before settings.json, so that no run lacks its initial weights
                         write_atomically(folder.start_weights, checkpoint_file(Path(start_from)).read_bytes())
-                    folder.begin(settings, {**environment(command, device), "images": data.checksum()})
+                    folder.begin(settings, {**environment(command, device), "image_checksum": data.checksum()})
                 check_images(folder, data)
                 folder.rewind(read_state(folder.state_file)["epoch"] if folder.state_file.is_file() else -1)
             recorder = _train(settings, folder, data, device, progress)

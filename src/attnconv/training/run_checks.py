@@ -104,7 +104,7 @@ def check_folder(folder: RunFolder, settings: RunSettings, *, resume: bool) -> N
 
 def check_images(folder: RunFolder, data: Splits) -> None:
     """Raise an error if the images, or their division into sets, have changed since the run in the folder started."""
-    before = folder.record().get("images")
+    before = folder.record().get("image_checksum")
     if before not in (None, data.checksum()):  # earlier versions did not record it
         requirement = f"must contain the images with which the run in {folder.path} started"
         fix = "Restore the images, or start a new run in a different folder."
