@@ -1,6 +1,7 @@
 """Whole networks recast as attention and restored: outputs, weights, and everything that must not change."""
 
 import copy
+import math
 import random
 from contextlib import nullcontext
 from functools import partial
@@ -371,6 +372,20 @@ def test_comparison_takes_one_image_and_inputs_by_name() -> None:
     assert batch.bound is not None
     assert batch.bound == single.bound
     assert batch.error == pytest.approx(single.error, rel=1e-3)
+
+
+def test_comparison_reports_nan_of_a_later_output_and_call() -> None:
+    class Twice(nn.Sequential):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return self[0](x), self[0](2 * x)
+
+    model = Twice(nn.Conv2d(1, 1, 3))
+    made: Any = recast(model, alpha=3.0)
+    attention = made[0].forward
+    made[0].forward = lambda x: attention(x) * torch.where(x.amax() > 1.5, torch.nan, 1.0)
+    found = compare(model, made, torch.rand(1, 1, 5, 5).clamp_min(0.9))
+    assert math.isnan(found.error)
+    assert math.isnan(found.layers[0].error)
 
 
 @pytest.mark.parametrize(

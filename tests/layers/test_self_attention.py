@@ -293,6 +293,9 @@ def test_planned_shifts_follow_the_parameters() -> None:
         layer.encoding.get_parameter("spread").fill_(1.0)
     check(layer, AttentionOperator)
     assert not isinstance(layer.operator(x), Shift)
+    renewed = copy.deepcopy(before)
+    renewed.encoding.get_parameter("centres").data.add_(1.0)  # leaves the version of the tensor unchanged
+    check(renewed, Shift)
     soft = layer.state_dict()
     before.load_state_dict(soft)
     assert not isinstance(before.operator(x), Shift)

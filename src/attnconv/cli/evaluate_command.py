@@ -82,8 +82,8 @@ def run(arguments: Arguments) -> None:
     with downloading() as progress:
         image_size = arguments.image_size or own_size(loaded)[0]
         data = load_data(arguments.data, image_size=image_size, progress=progress)
-    if wrong := list(_mismatches(loaded, data)):
-        raise SettingsError(wrong[:1])
+    if mismatch := next(_mismatches(loaded, data), None):
+        raise SettingsError([mismatch])
     images = data.test if arguments.split == "test" else data.validation
     mean, std, device = loaded.mean or data.mean, loaded.std or data.std, device_of(arguments.accelerator)
     size, precision = arguments.batch_size, arguments.precision
@@ -94,7 +94,7 @@ def run(arguments: Arguments) -> None:
 
 
 def _mismatches(loaded: "LoadedModel", data: "Splits") -> Iterator[Problem]:
-    """List how the images differ from those that the model was trained on."""
+    """Yield how the images differ from those that the model was trained on."""
     fix = "Select the data set that the model was trained on with --data-name and --data-root."
     known, shape = loaded.settings, (data.test.channels, len(data.classes))
     if known is not None and shape != (known.image_channels, known.classes):

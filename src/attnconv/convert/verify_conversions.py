@@ -1,6 +1,7 @@
 """Verification of conversions against error bounds, on random convolutions (Theorem 1) and on recast networks."""
 
 import copy
+import math
 import random
 import warnings
 from collections.abc import Iterator
@@ -218,8 +219,9 @@ def compare(model: nn.Module, recast: nn.Module, *inputs: Tensor) -> Comparison:
             hooks.enter_context(conv.register_forward_hook(watch, with_kwargs=True))
         expected, made = model(*inputs), recast(*inputs)
     wanted, got = ([leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)] for tree in (expected, made))
-    error = max(float((a.double() - b.double()).abs().max()) for a, b in zip(wanted, got, strict=True))
-    return Comparison(tuple(found.values()), max(float(leaf.abs().max()) for leaf in wanted), error)
+    errors = [float((a.double() - b.double()).abs().max()) for a, b in zip(wanted, got, strict=True)]
+    scale = max(float(leaf.abs().max()) for leaf in wanted)
+    return Comparison(tuple(found.values()), scale, float(torch.tensor(errors, dtype=torch.float64).max()))  # keeps NaN
 
 
 def _compare_layer(
@@ -248,6 +250,7 @@ def _compare_layer(
     )
 
     def severity(row: LayerComparison) -> float:
-        return row.error if row.bound is None else row.error / max(row.bound, 1e-300)
+        ratio = row.error if row.bound is None else row.error / max(row.bound, 1e-300)
+        return math.inf if math.isnan(ratio) else ratio
 
     found[name] = max(found.get(name, now), now, key=severity)

@@ -374,10 +374,13 @@ def _in_turn(folder: Path) -> Iterator[Path]:
 
 
 def _images_in(folder: Path) -> Iterator[Path]:
-    """Yield the image files of a folder and its subfolders in alphabetical order, except hidden ones."""
+    """Yield the image files of a folder and its subfolders in alphabetical order, except hidden ones.
+
+    Broken links are included, so that reading them raises an error.
+    """
     for path in sorted(folder.rglob("*")):
         hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
-        if path.suffix.lower() in SUFFIXES and not hidden and path.is_file():
+        if path.suffix.lower() in SUFFIXES and not hidden and not path.is_dir():
             yield path
 
 

@@ -33,7 +33,7 @@ class PlannedLayer(GridLayer):
     called: str
     _plan: Plan | None = None
     _shifts: tuple[tuple[int, ...], ...] = ()
-    _read: tuple[tuple[int, int], ...] = ()  # identity and version of each parameter from which shifts were read
+    _read: tuple[Tensor, ...] = ()  # copies of the parameters from which shifts were read
 
     @final
     def plan(self, sizes: Sequence[int], *, choose: Literal["auto"] | Plan = "auto") -> Plan:
@@ -41,7 +41,7 @@ class PlannedLayer(GridLayer):
 
         Forward passes, including traced and exported ones, use this operator until `unplan` is called. `shift` follows
         changes of the centres, and is discarded if heads become soft; loading a state dict discards other plans.
-        Writes through `.data` are not noticed, so call `plan` again after them. Without a plan, `backend` applies: the
+        Compiled models and transforms of `torch.func` do not follow changes. Without a plan, `backend` applies: the
         operator is chosen at every call, and is never `shift`.
 
         Args:
@@ -62,7 +62,7 @@ class PlannedLayer(GridLayer):
             raise ValueError(bad("choose", "must not be 'shift' if heads attend to several keys", "soft heads", fix))
         if choose == "auto":
             choose = self._form(self.grid(sizes), 1, next(self.parameters()).dtype) if shifts is None else "shift"
-        self._plan, self._shifts, self._read = choose, shifts or (), self._versions()
+        self._plan, self._shifts, self._read = choose, shifts or (), self._copies()
         return choose
 
     @final
@@ -77,18 +77,20 @@ class PlannedLayer(GridLayer):
 
     def renew_shifts(self) -> None:
         """Read planned shifts again if parameters of the encoding have changed; discard the plan if heads are soft."""
-        versions = self._versions()
-        if versions == self._read or is_transformed() or not all(map(has_values, self.encoding.parameters())):
+        parameters = list(self.encoding.parameters())
+        if is_transformed() or not all(map(has_values, parameters)):
+            return
+        # Versions of tensors would not do: fused optimisers and writes through `.data` leave them unchanged.
+        if len(parameters) == len(self._read) and all(map(_equal, parameters, self._read)):
             return
         shifts = self.hard_shifts()
         if shifts is None:
             self.unplan()
         else:
-            self._shifts, self._read = shifts, versions
+            self._shifts, self._read = shifts, self._copies()
 
-    def _versions(self) -> tuple[tuple[int, int], ...]:
-        parameters = self.encoding.parameters()
-        return tuple((id(each), 0 if each.is_inference() else each._version) for each in parameters)
+    def _copies(self) -> tuple[Tensor, ...]:
+        return tuple(parameter.detach().clone() for parameter in self.encoding.parameters())
 
     def _operator(self, pixels: Tensor, output_size: Sequence[int] | None = None) -> AttentionOperator:
         try:
@@ -119,3 +121,7 @@ class PlannedLayer(GridLayer):
         low = dtype in (torch.bfloat16, torch.float16)
         training = torch.is_grad_enabled() and any(parameter.requires_grad for parameter in self.parameters())
         return fastest(grid, self.heads, channels, batch, low=low, training=training, device=device)
+
+
+def _equal(one: Tensor, other: Tensor) -> bool:
+    return one.device == other.device and one.dtype == other.dtype and torch.equal(one, other)
