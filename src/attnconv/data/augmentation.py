@@ -157,8 +157,6 @@ def mix(
 ) -> tuple[Float[Tensor, "b c height width"], Float32[Tensor, "b classes"]]:
     """Apply mixup or CutMix to an augmented batch; if both are on, one is chosen at random for each image."""
     soft = F.one_hot(labels, classes).to(torch.float32)
-    if settings.mixup == 0.0 and settings.cutmix == 0.0:
-        return images, soft
     turn, choice, row, column = uniforms[:, 8:12].unbind(dim=1)
     partner, pairs = _partners(turn), uniforms[:, 12:]
     both = settings.mixup > 0.0 and settings.cutmix > 0.0
