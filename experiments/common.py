@@ -18,6 +18,7 @@ from attnconv.data.augmentation import augment, normalise
 from attnconv.data.image_set import ImageSet, uniform
 from attnconv.data.load_splits import load_data
 from attnconv.data.settings import AugmentSettings, DataSettings
+from attnconv.training import evaluation
 from attnconv.training.environment import environment
 from experiments.resnet20 import MEAN, STD
 
@@ -108,8 +109,11 @@ def device_of(name: DeviceName) -> torch.device:
 
 
 def autocast(device: torch.device, *, bf16: bool = False) -> AbstractContextManager[Any]:
-    """Return a context manager for bfloat16 autocast, which other devices than CUDA use only if `bf16` is true."""
-    return torch.autocast(device.type, torch.bfloat16, enabled=bf16 or device.type == "cuda")
+    """Return a context manager for bfloat16 autocast, which other devices than CUDA use only if `bf16` is true.
+
+    Devices that would emulate bfloat16 do not use it.
+    """
+    return evaluation.autocast("bf16" if bf16 or device.type == "cuda" else "32", device)
 
 
 def percentage(share: float) -> str:

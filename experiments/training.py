@@ -16,7 +16,7 @@ from attnconv.data.load_splits import load_data
 from attnconv.data.settings import AugmentSettings, DataSettings
 from attnconv.models.presets import preset_settings
 from attnconv.report.figure_style import FAINT, GRID, INK, colour_of, house_style, save
-from attnconv.training.evaluation import device_of
+from attnconv.training.evaluation import device_of, on_device
 from attnconv.training.loop import TrainingLoop, numerics
 from attnconv.training.run_recorder import read_state, save_state
 from attnconv.training.settings import OptimSettings, RunSettings, ScheduleSettings, TrainSettings
@@ -55,6 +55,7 @@ class Recipe:
 class Curve:
     """Measurements of a run, one per epoch; accuracies are from 0 to 1. `settings` identifies the run.
 
+    `precision` is 32 if the settings say bf16 and the device would emulate it.
     The test accuracy is measured only about five times per run, the last time after the last epoch.
     """
 
@@ -64,6 +65,7 @@ class Curve:
     test_accuracy: list[float]
     seconds: list[float]
     settings: Any
+    precision: str = "bf16"
 
 
 def data_of(recipe: Recipe, root: Path) -> Splits:
@@ -126,11 +128,12 @@ def draw_runs(runs: Sequence[tuple[str, int, dict[str, Any]]]) -> Figure:
 
 def _train(file: Path, on: Any, make: Callable[[], nn.Module], settings: RunSettings, data: Splits) -> Curve:
     device = device_of(settings.train.accelerator)
+    used = on_device(settings.train.precision, device)
     test_every = max(1, settings.train.epochs // 5)  # epochs
     file.parent.mkdir(parents=True, exist_ok=True)
     with numerics(device):
         model = make()
-        curve = Curve(sum(weight.numel() for weight in model.parameters()), [], [], [], [], on)
+        curve = Curve(sum(weight.numel() for weight in model.parameters()), [], [], [], [], on, used)
         loop = TrainingLoop(settings, model, data, device)
         if file.is_file():
             state = read_state(file)

@@ -12,10 +12,11 @@ from safetensors.torch import load_file
 from attnconv.data.settings import AugmentSettings
 from attnconv.models.checkpoint import read_checkpoint
 from attnconv.models.model_loader import load
+from attnconv.training.evaluation import autocast
 from attnconv.training.fitting import fit
 from attnconv.training.run_folder import RunFolder
 from attnconv.training.run_recorder import DivergedError
-from attnconv.training.settings import SettingsError
+from attnconv.training.settings import PrecisionName, SettingsError
 from tests.training.making import MODEL, CutError, before_epoch, tiny
 
 
@@ -129,9 +130,16 @@ def test_accumulation_takes_the_same_steps(tmp_path: Path) -> None:
         torch.testing.assert_close(second[name], value, rtol=1e-9, atol=1e-9)
 
 
-def test_bf16_and_the_test_curve(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("capability", "used"), [("AVX512", "bf16"), ("AVX2", "32"), ("DEFAULT", "32")])
+def test_bf16_and_the_test_curve(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capability: str, used: PrecisionName
+) -> None:
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
     run = fit(tiny(epochs=1, precision="bf16", test_curve=True), tmp_path / "run", progress=False)
     assert [line["split"] for line in run.metrics()] == ["train", "validation", "test"]
+    assert run.record()["used_precision"] == used
+    with autocast("bf16", torch.device("cpu")):
+        assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == (torch.bfloat16 if used == "bf16" else torch.float32)
 
 
 def test_wrong_settings_stop_before_any_work(tmp_path: Path) -> None:

@@ -148,4 +148,16 @@ def dtype_of(precision: PrecisionName) -> torch.dtype:
 
 def autocast(precision: PrecisionName, device: torch.device) -> AbstractContextManager[object]:
     """Return the context manager for a forward pass with a precision."""
-    return torch.autocast(device.type, torch.bfloat16) if precision == "bf16" else nullcontext()
+    return torch.autocast(device.type, torch.bfloat16) if on_device(precision, device) == "bf16" else nullcontext()
+
+
+def on_device(precision: PrecisionName, device: torch.device) -> PrecisionName:
+    """Return the precision that is used on a device: 32 instead of bf16 if the device would emulate bfloat16.
+
+    An emulated training step of `quadratic-small` took 12 times as long as in float32 on a CPU with AVX2 only.
+    """
+    if precision != "bf16":
+        return precision
+    if device.type == "cuda":
+        return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "32"
+    return "bf16" if device.type != "cpu" or torch.backends.cpu.get_cpu_capability() == "AVX512" else "32"

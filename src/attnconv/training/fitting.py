@@ -22,7 +22,7 @@ from attnconv.models.checkpoint import load_weights, read_checkpoint
 from attnconv.models.classifiers import build
 from attnconv.models.model_loader import checkpoint_file, load as load_model
 from attnconv.training.environment import environment
-from attnconv.training.evaluation import device_of, dtype_of, evaluate
+from attnconv.training.evaluation import device_of, dtype_of, evaluate, on_device
 from attnconv.training.loop import TrainingLoop, numerics
 from attnconv.training.progress_bars import TrainingProgress, downloading
 from attnconv.training.run_checks import check_folder, check_images, check_start, data_problems, machine_problems
@@ -90,7 +90,8 @@ def _fit(
                     folder.checkpoints.mkdir(parents=True, exist_ok=True)
                     if start_from is not None:  # before settings.json, so that no run lacks its initial weights
                         write_atomically(folder.start_weights, checkpoint_file(Path(start_from)).read_bytes())
-                    folder.begin(settings, {**environment(command, device), "image_checksum": data.checksum()})
+                    used = {"used_precision": on_device(settings.train.precision, device)}
+                    folder.begin(settings, environment(command, device) | used | {"image_checksum": data.checksum()})
                 check_images(folder, data)
                 folder.rewind(read_state(folder.state_file)["epoch"] if folder.state_file.is_file() else -1)
             recorder = _train(settings, folder, data, device, progress)
@@ -113,6 +114,8 @@ def _train(
     parameters = sum(parameter.numel() for parameter in loop.model.parameters())
     sets = f"{len(data.train):,} training, {len(data.validation):,} validation and {len(data.test):,} test images"
     progress.say(f"Device {device}, {parameters:,} parameters, {sets}.")
+    if on_device(settings.train.precision, device) != settings.train.precision:
+        progress.say("Precision 32 instead of bf16, since the device has no instructions for bfloat16.")
     state = read_state(folder.state_file) if folder.state_file.is_file() else {}
     if state:
         loop.load_state(state)

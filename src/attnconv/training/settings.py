@@ -101,7 +101,8 @@ class TrainSettings:
         accumulate: Number of parts into which each batch is split for gradient accumulation, which reduces memory use.
             It changes the optimiser step only through dropout, batch norm, mixup and CutMix, which see one part each.
         eval_batch_size: Images per batch during evaluation.
-        precision: 32: float32. 64: float64. bf16: mixed precision, with matrix products in bfloat16.
+        precision: 32: float32. 64: float64. bf16: mixed precision, with matrix products in bfloat16; float32 on devices
+            that emulate bfloat16 (CPUs without AVX-512 and GPUs older than Ampere), where it would be slower.
         accelerator: Device to train on; auto selects a GPU if there is one.
         seed: Seed of all random numbers except those of the data split, at least 0.
         compile: Compile the model with torch.compile, which delays the start but reduces the time per epoch.
