@@ -76,6 +76,15 @@ def test_a_function_named_in_a_file_is_not_run(tmp_path: Path, capsys: pytest.Ca
         load(file)
 
 
+def test_a_file_that_cannot_be_loaded_is_not_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first, second = tmp_path / "first.safetensors", tmp_path / "second.safetensors"
+    words = ("--image-size", "16")
+    assert call(capsys, "recast", "resnet-small", "--only", "stem*", "--out", str(first), *words)[0] == 0
+    status, _, error = call(capsys, "recast", str(first), "--only", "stages*", "--out", str(second), *words)
+    assert (status != 0, second.exists()) == (True, False)
+    assert re.search("--out: must be omitted for a network that cannot be rebuilt .* got a recast network", error)
+
+
 def test_recast_exports_programs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     program = tmp_path / "new" / "network.pt2"
     status, out, _ = call(capsys, "recast", SMALL, "--export", str(program), "--image-size", "8")
@@ -93,6 +102,8 @@ def test_recast_exports_programs(tmp_path: Path, capsys: pytest.CaptureFixture[s
         (["prove", SMALL, "--image-size", "0"], r"--image-size: .*HxW.*got '0'\."),
         (["prove", "--alpha", "2"], "--alpha: must be omitted without MODEL, got 2.0"),
         (["prove", "--data", "digits"], "--data: must be omitted without MODEL, got 'digits'"),
+        (["prove", "--images", "2"], "--images: must be omitted without MODEL, got 2"),
+        (["prove", SMALL, "--cases", "9"], "--cases: must be omitted with MODEL, got 9"),
         (["prove", "--cases", "0"], r"--cases: .*got 0\."),
         (
             ["prove", SMALL, "--data", "absent"],

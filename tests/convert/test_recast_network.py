@@ -3,6 +3,7 @@
 import copy
 import math
 import random
+from collections import OrderedDict
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
@@ -405,3 +406,20 @@ def test_gradients_of_bf16_images_no_larger_than_the_kernel(conv: Convolution, s
         x = laid_out(torch.randn(3, conv.in_channels, *sizes).to(torch.bfloat16), layout, source)
         for _ in range(5):
             assert wrong(Drawn(conv, x, layout, "row-major", fast=True), source) is None
+
+
+def test_hooks_and_models_that_change_their_input_are_compared() -> None:
+    conv = nn.Conv2d(2, 3, 3)
+    network = nn.Sequential(nn.ReLU(inplace=True), conv)
+    made, x = recast(network), torch.randn(1, 2, 6, 6, generator=torch.Generator().manual_seed(0))
+    conv.register_forward_hook(lambda module, given, out: out + 1)
+    before = x.clone()
+    found = compare(network, made, x)
+    assert torch.equal(x, before)
+    assert found.layers[0].error < 1e-6
+    assert found.error == pytest.approx(1)
+
+
+def test_a_dtype_that_rounds_shifts_is_rejected() -> None:
+    with pytest.raises(ValueError, match=r"long: must keep its shifts .* got different shifts in torch\.bfloat16"):
+        recast(nn.Sequential(OrderedDict(long=nn.Conv1d(1, 1, 601)))).bfloat16()(torch.zeros(1, 1, 700).bfloat16())

@@ -27,6 +27,7 @@ def test_the_first_and_the_last_and_ever_longer_steps(tmp_path: Path) -> None:
     snapshots = snapshots_of(recorded(tmp_path, 300), 6)
     assert [snapshot.name for snapshot in snapshots] == [f"epoch {n}" for n in (0, 2, 9, 30, 95, 300)]
     assert snapshots[-1].layers["layer"][0].tolist() == [[300.0, 0.0], [0.0, 1.0]]
+    assert snapshots_of(RunFolder(tmp_path), 6, until=7)[-1].name == "epoch 7"
 
 
 def test_precisions_are_the_inverse_covariances(tmp_path: Path) -> None:

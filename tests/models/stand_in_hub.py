@@ -36,8 +36,9 @@ class Hub:
         self.branches[repo] = {"main": "0" * 40}
 
     def commit(self, repo: str, branch: str, files: Files) -> str:
-        """Add a commit; return its identifier."""
+        """Add a commit; return its identifier. A file without etag is deleted."""
         all_files = {**self.commits[repo][self.branches[repo][branch]], **files}
+        all_files = {path: etag for path, etag in all_files.items() if etag}
         commit = hashlib.sha1(json.dumps([len(self.commits[repo]), all_files]).encode()).hexdigest()
         self.commits[repo][commit] = all_files
         self.branches[repo][branch] = commit
@@ -164,8 +165,10 @@ class Handler(BaseHTTPRequestHandler):
             self.reply({"files": files})
 
     def commit(self, repo: str, branch: str, lines: list[dict[str, Any]]) -> None:
-        values = {kind: [line["value"] for line in lines if line["key"] == kind] for kind in ("lfsFile", "file")}
+        kinds = ("lfsFile", "file", "deletedFile")
+        values = {kind: [line["value"] for line in lines if line["key"] == kind] for kind in kinds}
         files = {value["path"]: value["oid"] for value in values["lfsFile"]}
+        files |= {value["path"]: "" for value in values["deletedFile"]}
         for value in values["file"]:
             files[value["path"]] = self.hub.store(base64.b64decode(value["content"]), large=False)
         commit = self.hub.commit(repo, branch, files)

@@ -65,6 +65,7 @@ def test_a_branch_is_created_once_and_a_repository_can_be_private(run: RunFolder
     second = save_to_hub(tmp_path / "w.safetensors", "me/digits", revision="next", licence="cc-by-4.0")
     assert load("hub:me/digits@next").source == second != first
     assert hub.private == ["me/digits"]
+    assert set(hub.commits["me/digits"][second.rpartition("@")[2]]) == {"weights.safetensors", "README.md"}
     with pytest.raises(OSError, match="Entry Not Found"):
         load("hub:me/digits")
     files = hub.commits["me/digits"][second.rpartition("@")[2]]

@@ -84,6 +84,7 @@ def test_a_recast_network_has_a_card(tmp_path: Path) -> None:
     save_recast(tmp_path / "weights.safetensors", recast(build(settings)), settings, about=About())
     text = model_card("me/model", tmp_path, tmp_path / "weights.safetensors", "mit")
     assert "| model | kind=resnet, widths=[4], blocks=[1], image_size=8, " in text
+    assert "| convolutions replaced with attention | alpha=null, only=null |" in text
 
 
 def test_a_damaged_record_is_named(tmp_path: Path) -> None:

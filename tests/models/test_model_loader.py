@@ -252,19 +252,20 @@ def test_a_model_of_torchvision(monkeypatch: pytest.MonkeyPatch) -> None:
     best = types.SimpleNamespace(transforms=lambda: transform, meta={"categories": ["cat", "dog"]})
     asked: list[object] = []
 
-    def get_model(name: str, *, weights: object) -> nn.Module:
-        asked.append(weights)
+    def get_model(name: str, *, weights: object, weights_backbone: object = best) -> nn.Module:
+        asked.extend((weights, weights_backbone))
         return nn.Linear(2, 2)
 
     fake: Any = types.ModuleType("torchvision")
     fake.models = types.SimpleNamespace(
         list_models=lambda: ["resnet18"],
         get_model=get_model,
+        get_model_builder=lambda name: get_model,
         get_model_weights=lambda name: types.SimpleNamespace(DEFAULT=best),
     )
     monkeypatch.setitem(sys.modules, "torchvision", fake)
     fresh, trained = load("torchvision:resnet18"), load("torchvision:resnet18", pretrained=True)
-    assert asked == [None, best]
+    assert asked == [None, None, best, best]
     assert (fresh.classes, fresh.mean, fresh.source) == ((), (), "torchvision:resnet18, fresh parameters")
     assert (fresh.random, trained.random) == (True, False)
     assert (trained.classes, trained.mean, trained.std) == (("cat", "dog"), (0.1,), (0.2,))
@@ -374,3 +375,9 @@ def test_the_real_libraries_where_they_are_installed(package: str, spec: str) ->
     logits = load(spec).model(torch.zeros(1, 3, 224, 224))
     assert logits.ndim == 2
     assert logits.shape[0] == 1
+
+
+@pytest.mark.parametrize(("spec", "fix"), [("resnet18", "torchvision:resnet18"), ("tests.nets:small", "")])
+def test_only_other_libraries_have_pretrained_weights(spec: str, fix: str) -> None:
+    with pytest.raises(ValueError, match=f"pretrained: must be False .* got True with '{spec}'.*{fix}"):
+        load(spec, pretrained=True)

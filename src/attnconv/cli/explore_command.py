@@ -1,5 +1,6 @@
 """`attnconv explore [MODEL]`: serve or write an interactive page about the heads of a model."""
 
+import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,8 +71,10 @@ def run(arguments: Arguments) -> int:
 
 def _inspect(arguments: Arguments) -> tuple[bytes, Any]:
     """Return the payload, and the function that replies to an uploaded image, or None without a model."""
-    from attnconv.explorer import Pictures, Session, example, payload, snapshots_of
+    from attnconv.explorer import Pictures, Session, Snapshot, example, payload, snapshots_of
     from attnconv.inspect import audit
+    from attnconv.models.checkpoint import read_weights
+    from attnconv.models.model_loader import checkpoint_file
     from attnconv.models.presets import PRESETS
     from attnconv.training.progress_bars import working
     from attnconv.training.run_folder import RunFolder
@@ -86,7 +89,10 @@ def _inspect(arguments: Arguments) -> tuple[bytes, Any]:
     subject = Subject.load(name, arguments)
     model, reading = subject.loaded.model, arguments.reading()
     run = None if name in PRESETS else RunFolder.holding(Path(name))
-    snapshots = () if run is None or arguments.snapshots == 0 else snapshots_of(run, arguments.snapshots)
+    snapshots: tuple[Snapshot, ...] = ()
+    if run is not None and arguments.snapshots:
+        extra = json.loads(read_weights(checkpoint_file(Path(name))).metadata.get("extra", "{}"))
+        snapshots = snapshots_of(run, arguments.snapshots, until=extra.get("epoch"))
     budget = max(1, round(arguments.budget * 1e6))
     on_digits = run is not None and run.settings().data.name == "digits"
     data = arguments.data or ("digits" if on_digits else None)

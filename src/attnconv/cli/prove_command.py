@@ -47,9 +47,10 @@ class Arguments(ImageOptions):
     alpha: Positive | None = None
 
     def conflicts(self, _: Fine) -> Iterator[Problem]:
-        for name in ("data", "image_size", "pretrained", "alpha"):
-            if self.model is None and getattr(self, name) not in (None, False):
-                yield Problem(name, "must be omitted without MODEL")
+        of_model = ("data", "data_root", "images", "image_size", "skip_broken", "pretrained", "alpha")
+        for name in of_model if self.model is None else ("cases", "seed"):
+            if getattr(self, name) != getattr(Arguments, name):
+                yield Problem(name, f"must be omitted {'without' if self.model is None else 'with'} MODEL")
 
 
 def run(arguments: Arguments) -> int:

@@ -74,8 +74,31 @@ def run(arguments: Arguments) -> None:
         origin = arguments.model if loaded.settings is None else loaded.settings
         about = About(loaded.classes, loaded.mean, loaded.std)
         save_recast(arguments.out, twin, origin, about=about, alpha=arguments.alpha, only=only)
+        if not loaded.source.startswith("function "):  # not called by `load`, whose error explains what to do
+            _check_file(arguments.out, twin, images)
         print(f"Weights: {arguments.out}")
     _export(arguments, twin, images)
+
+
+def _check_file(path: Path, twin: "nn.Module", images: "Tensor") -> None:
+    """Delete a file from which `load` does not rebuild the network, and raise an error."""
+    import torch
+    from torch.utils._pytree import tree_leaves
+
+    from attnconv.models import load
+
+    model = None
+    try:
+        model = load(path).model
+        with torch.inference_mode():
+            outputs = (tree_leaves(each(images)) for each in (twin, model))
+        torch.testing.assert_close(*outputs, rtol=1e-3, atol=1e-3, equal_nan=True)
+    except (AssertionError, ValueError) as error:
+        path.unlink()
+        requirement = "must be omitted for a network that cannot be rebuilt from its name and weights"
+        got = "a recast network" if model is None else "different outputs of the rebuilt network"
+        fix = "Recast the original network, or pass --export instead."
+        raise ValueError(bad("--out", requirement, got, fix)) from error
 
 
 def _export(arguments: Arguments, model: "nn.Module", images: "Tensor") -> None:

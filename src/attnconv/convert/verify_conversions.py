@@ -217,7 +217,7 @@ def compare(model: nn.Module, recast: nn.Module, *inputs: Tensor) -> Comparison:
         for name, conv in convs.items():
             watch = partial(_compare_layer, found, name, layers[name])
             hooks.enter_context(conv.register_forward_hook(watch, with_kwargs=True))
-        expected, made = model(*inputs), recast(*inputs)
+        expected, made = (each(*(x.clone() for x in inputs)) for each in (model, recast))  # models may change inputs
     wanted, got = ([leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)] for tree in (expected, made))
     errors = [float((a.double() - b.double()).abs().max()) for a, b in zip(wanted, got, strict=True)]
     scale = max(float(leaf.abs().max()) for leaf in wanted)
@@ -225,12 +225,15 @@ def compare(model: nn.Module, recast: nn.Module, *inputs: Tensor) -> Comparison:
 
 
 def _compare_layer(
-    found: dict[str, LayerComparison], name: str, layer: SelfAttention, conv: Any, given: Any, options: Any, out: Tensor
+    found: dict[str, LayerComparison], name: str, layer: SelfAttention, conv: Any, given: Any, options: Any, _: Tensor
 ) -> None:
-    """Compare both on the convolution's input; if it runs several times, keep the largest ratio of error to bound."""
+    """Compare both on the convolution's input; if it runs several times, keep the largest ratio of error to bound.
+
+    Other hooks may have changed the output of the convolution, so it is computed again.
+    """
     x = given[0] if given else options["input"]
     with FlopCounterMode(display=False) as before:
-        conv.forward(*given, **options)
+        out = conv.forward(*given, **options)
     with FlopCounterMode(display=False) as after:
         made = layer.forward(*given, **options)
     heads, bound = layer.encoding.gaussians(), None

@@ -163,14 +163,17 @@ def payload(
     return write_payload(found)
 
 
-def snapshots_of(run: RunFolder, count: int = 24) -> tuple[Snapshot, ...]:
+def snapshots_of(run: RunFolder, count: int = 24, *, until: int | None = None) -> tuple[Snapshot, ...]:
     """Return at most `count` snapshots of a run: the first and last epochs, and others at increasing intervals.
+
+    Epochs after `until`, such as the epoch of the best weights, are left out; None for no limit.
 
     Raises:
         ValueError: If `count` is below 1.
     """
     count = whole("count", count, 1)
-    recorded = {line["epoch"]: line["layers"] for line in run.heads() if line["layers"]}
+    lines = [line for line in run.heads() if line["layers"] and (until is None or line["epoch"] <= until)]
+    recorded = {line["epoch"]: line["layers"] for line in lines}
     snapshots = []
     for epoch in choose_epochs(sorted(recorded), count) if recorded else ():
         heads = {

@@ -84,6 +84,9 @@ class PlannedLayer(GridLayer):
         if len(parameters) == len(self._read) and all(map(_equal, parameters, self._read)):
             return
         shifts = self.hard_shifts()
+        if self._read and shifts != self._shifts and parameters[0].dtype != self._read[0].dtype:
+            got, fix = f"different shifts in {parameters[0].dtype}", "Use float32 for this layer."
+            raise ValueError(bad(self.called or "layer", "must keep its shifts if its dtype changes", got, fix))
         if shifts is None:
             self.unplan()
         else:

@@ -15,9 +15,10 @@ def save_to_hub(
     """Upload the weights and the records of a run to the Hugging Face hub, with a model card, in one commit.
 
     The weights are those that `load` returns for the same path. The records are `settings.json`, `result.json`,
-    `metrics.jsonl` and `heads.jsonl`, as far as they exist; `settings.json` contains the run's command, its paths and
-    the name of the processor. The card (`README.md`) lists the accuracy and the settings that these files
-    record, with known limitations, and replaces an existing card. Log in first with `hf auth login`, or set HF_TOKEN.
+    `metrics.jsonl` and `heads.jsonl`, as far as they exist, and replace those of earlier weights; `settings.json`
+    contains the run's command, its paths and the name of the processor. The card (`README.md`) lists the accuracy and
+    the settings that these files record, with known limitations, and replaces an existing card. Log in first with
+    `hf auth login`, or set HF_TOKEN.
 
     Args:
         path: Run folder, folder with `weights.safetensors`, or checkpoint.
@@ -45,7 +46,10 @@ def save_to_hub(
         api.create_repo(repo, private=private, exist_ok=True)
         if revision is not None:
             api.create_branch(repo, branch=revision, exist_ok=True)
-        operations = [client.CommitOperationAdd(name, content) for name, content in files.items()]
+        before = {file.rfilename for file in api.model_info(repo, revision=revision or "main").siblings or ()}
+        old = before.intersection(RECORDS).difference(files)  # records of the earlier weights
+        operations = [client.CommitOperationDelete(name) for name in sorted(old)]
+        operations += [client.CommitOperationAdd(name, content) for name, content in files.items()]
         message = f"Upload a model of attnconv {LIBRARY['library_version']}"
         commit = api.create_commit(repo, operations, commit_message=message, revision=revision)
     return f"hub:{repo}@{commit.oid}"

@@ -13,7 +13,7 @@ from typing import Any
 from attnconv._util.errors import bad
 from attnconv._util.settings import flat, plain
 from attnconv._util.value_checks import is_real
-from attnconv.models.checkpoint import read_weights
+from attnconv.models.checkpoint import RECAST, read_weights
 from attnconv.models.model_loader import load
 
 _ON_HUB = {"cifar10": "uoft-cs/cifar10", "cifar100": "uoft-cs/cifar100"}  # names of data sets on the hub
@@ -22,12 +22,15 @@ _OF_THE_MACHINE = ("root", "download", "cache")  # data settings without effect 
 
 def model_card(repo: str, folder: Path, weights: Path, licence: str) -> str:
     """Return the card of a weights file and of the records in its folder; raise the errors of `load`."""
-    loaded, extra = load(weights), _map(json.loads(read_weights(weights).metadata.get("extra", "{}")))
+    loaded, header = load(weights), read_weights(weights).metadata
+    extra = _map(json.loads(header.get("extra", "{}")))
     run, result = (_read(folder / name) for name in ("settings.json", "result.json"))
     settings, metrics = _map(run.get("settings")), _metrics(extra, result)
     tensors = list(loaded.model.parameters())
     dtype = str(tensors[0].dtype).removeprefix("torch.")
     records = {"preset": extra.get("preset"), **settings, "model": loaded.settings and plain(loaded.settings)}
+    if header.get("format") == RECAST:
+        records["convolutions replaced with attention"] = f"alpha={header['alpha']}, only={header['only']}"
     records |= {"epoch of the weights": extra.get("epoch"), "given initial weights": result.get("start")}
     records |= {name: run.get(name) for name in ("versions", "commit", "device", "threads")}
     values = {

@@ -95,9 +95,9 @@ def load(
             `StagedSettings` or `ResNetSettings`).
 
     Raises:
-        ValueError: If the name is unknown or has none of these forms, the checkpoint is invalid (see
-            `read_checkpoint`) or differs from the hub's checksum, timm cannot build the model for `size`, or the
-            function raises an error.
+        ValueError: If the name is unknown or has none of these forms, `pretrained` is True for a model of another kind,
+            the checkpoint is invalid (see `read_checkpoint`) or differs from the hub's checksum, timm cannot build the
+            model for `size`, or the function raises an error.
         FileNotFoundError: If the folder or file does not exist, or a run folder has no weights yet.
         OSError: If the hub has no such weights, or it cannot be reached and they are not in its cache.
         ImportError: If the library that provides the model is not installed, or the module cannot be found.
@@ -107,6 +107,10 @@ def load(
         >>> load("quadratic-digits").source
         'preset quadratic-digits, fresh parameters'
     """
+    if pretrained and str(spec).partition(":")[0] not in LIBRARIES:
+        fix = f"For the pretrained model of this name, pass torchvision:{spec}." if spec == "resnet18" else ""
+        requirement = f"must be False unless the model is from {', '.join(LIBRARIES)}"
+        raise ValueError(bad("pretrained", requirement, f"True with {str(spec)!r}", fix))
     if isinstance(spec, str) and spec in PRESETS:
         settings = preset_settings(spec, **changes)
         return LoadedModel(build(settings).eval(), settings, source=f"preset {spec}, fresh parameters", random=True)
@@ -266,7 +270,9 @@ def _of_torchvision(name: str, pretrained: bool, _size: Sizes) -> Found:
     models = _import("torchvision").models
     _require_known("torchvision", name, models.list_models())
     if not pretrained:
-        return models.get_model(name, weights=None), _about()
+        parameters = inspect.signature(models.get_model_builder(name)).parameters
+        backbone = {"weights_backbone": None} if "weights_backbone" in parameters else {}  # downloaded by default
+        return models.get_model(name, weights=None, **backbone), _about()
     weights = models.get_model_weights(name).DEFAULT
     transform = weights.transforms()
     mean, std = getattr(transform, "mean", ()), getattr(transform, "std", ())
