@@ -168,6 +168,9 @@ def test_the_classes_of_an_image_folder_are_counted(tmp_path: Path, capsys: pyte
     assert re.match(r"Device \w+, [\d,]+ parameters, 22 training, 2 validation and 6 test images\.\n", err)
     assert load(tmp_path / "run").classes == ("cat", "dog", "frog")
     assert "6 images" in call(capsys, "evaluate", str(tmp_path / "run"))[1]
+    (tmp_path / "images" / "cat" / "0.png").unlink()
+    status, _, err = call(capsys, "evaluate", str(tmp_path / "run"))
+    assert (status, "--data-root: must contain the images with which the run" in err) == (1, True)
     (tmp_path / "images" / "dog").rename(tmp_path / "images" / "bird")  # classes are numbered in alphabetical order
     status, _, err = call(capsys, "evaluate", str(tmp_path / "run"))
     assert (status, "--data-root: must have the classes of" in err, "'bird' instead of 'cat'" in err) == (2, True, True)

@@ -74,7 +74,7 @@ def run(arguments: Arguments) -> None:
     from attnconv.models.model_loader import load as load_model
     from attnconv.training.evaluation import device_of, evaluate
     from attnconv.training.progress_bars import downloading, working
-    from attnconv.training.run_checks import missing_accelerator
+    from attnconv.training.run_checks import check_images, missing_accelerator
 
     if wrong := missing_accelerator(arguments.accelerator):
         raise SettingsError(wrong)
@@ -84,6 +84,9 @@ def run(arguments: Arguments) -> None:
         data = load_data(arguments.data, image_size=image_size, progress=progress)
     if mismatch := next(_mismatches(loaded, data), None):
         raise SettingsError([mismatch])
+    folder = None if arguments.model in PRESETS else RunFolder.holding(Path(arguments.model))
+    if folder is not None and arguments.image_size is None and arguments.data == folder.settings().data:
+        check_images(folder, data)  # new images change the random split of a folder into sets
     images = data.test if arguments.split == "test" else data.validation
     mean, std, device = loaded.mean or data.mean, loaded.std or data.std, device_of(arguments.accelerator)
     size, precision = arguments.batch_size, arguments.precision

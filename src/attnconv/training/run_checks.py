@@ -107,7 +107,7 @@ def check_images(folder: RunFolder, data: Splits) -> None:
     before = folder.record().get("image_checksum")
     if before not in (None, data.checksum()):  # earlier versions did not record it
         requirement = f"must contain the images with which the run in {folder.path} started"
-        fix = "Restore the images, or start a new run in a different folder."
+        fix = "Restore the images; other images need a new run in a different folder."
         raise ValueError(bad("data.root", requirement, "other images", fix, origin=data.source))
 
 
