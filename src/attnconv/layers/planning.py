@@ -40,9 +40,10 @@ class PlannedLayer(GridLayer):
         """Choose the operator once, for images of about the given size, and return the choice.
 
         Forward passes, including traced and exported ones, use this operator until `unplan` is called. `shift` follows
-        changes of the centres, and is discarded if heads become soft; loading a state dict discards other plans.
-        Compiled models and transforms of `torch.func` do not follow changes. Without a plan, `backend` applies: the
-        operator is chosen at every call, and is never `shift`.
+        changes of the centres, which every call compares with a copy (on a GPU, the CPU waits for the result), and is
+        discarded if heads become soft; loading a state dict discards other plans. Compiled models, CUDA graphs and
+        transforms of `torch.func` do not follow changes. Without a plan, `backend` applies: the operator is chosen at
+        every call, and is never `shift`.
 
         Args:
             sizes: Image size per axis, in positions.
@@ -78,7 +79,8 @@ class PlannedLayer(GridLayer):
     def renew_shifts(self) -> None:
         """Read planned shifts again if parameters of the encoding have changed; discard the plan if heads are soft."""
         parameters = list(self.encoding.parameters())
-        if is_transformed() or not all(map(has_values, parameters)):
+        captured = parameters[0].is_cuda and torch.cuda.is_current_stream_capturing()
+        if captured or is_transformed() or not all(map(has_values, parameters)):
             return
         # Versions of tensors would not do: fused optimisers and writes through `.data` leave them unchanged.
         if len(parameters) == len(self._read) and all(map(_equal, parameters, self._read)):
