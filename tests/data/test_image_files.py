@@ -185,6 +185,8 @@ def test_sixteen_bits_a_channel(colour: int, mode: str) -> None:
 def test_sixteen_bits_in_other_formats() -> None:
     with pytest.raises(PictureError, match=r"it: .*got .* 65535"):
         decoded(b"P6 2 2 65535\n" + bytes(24))
+    with pytest.raises(PictureError, match=r"it: .*got .* 65535"):
+        decoded(b"P3 1 1 65535 0 0 32768")
     tiff = saved(Image.new("I;16", (4, 4)), "TIFF")
     with pytest.raises(PictureError, match=r"it: .*got an image of mode I;16"):
         decoded(tiff)

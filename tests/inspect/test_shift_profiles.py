@@ -9,6 +9,7 @@ from torch import Tensor
 from attnconv.grid import BORDERS, Axis, Border, Grid
 from attnconv.inspect import RunningShiftProfile, sample_queries, shift_profile
 from attnconv.operators import AttentionOperator, Content, Dense, Shift
+from attnconv.operators.base import WindowRows
 from tests.laws import HEADS, OPERATORS, Layout
 from tests.tolerances import tolerance
 
@@ -212,6 +213,27 @@ class TestConstancy:
         profile = shift_profile(Dense(grid, torch.cat(images)))
         torch.testing.assert_close(profile.constancy, torch.ones(1, dtype=DOUBLE), **tolerance(DOUBLE))
         assert profile.mass.max() == 0.5
+
+    def test_of_windows_uses_the_shifts_of_the_profile(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        maps = torch.rand(1, 2, 16, 16, dtype=DOUBLE)
+        operator = Dense(Grid.make((16, 1)), maps)
+
+        def in_windows_of_four(queries: Tensor) -> WindowRows:
+            keys = queries[:, None] // 4 * 4 + torch.arange(4)
+            rows = operator.rows(queries).gather(3, keys.expand(1, 2, -1, -1))[..., None]
+            shifts = keys - queries[:, None], torch.zeros_like(queries)[:, None]
+            return WindowRows(rows, shifts, torch.ones_like(keys, dtype=torch.bool)[..., None])
+
+        monkeypatch.setattr(operator, "window_rows", in_windows_of_four)
+        profile, explained, squares = shift_profile(operator), torch.zeros(2), torch.zeros(2)
+        kept = profile.shifts[profile.counts.flatten() > 0, 0].tolist()
+        assert kept == [-2, -1, 0, 1, 2]  # those of at least half of the four queries of a window
+        for shift in kept:
+            inner = [q for q in range(4, 12) if (q + shift) // 4 == q // 4]
+            taken = maps[0, :, inner, [q + shift for q in inner]]
+            explained = explained + len(inner) * taken.mean(1).square()
+            squares = squares + taken.square().sum(1)
+        torch.testing.assert_close(profile.constancy, explained / squares, **tolerance(DOUBLE))
 
     def test_without_mass_is_not_a_number(self) -> None:
         assert shift_profile(Dense(Grid.make((6,)), torch.zeros(1, 2, 6, 6))).constancy.isnan().all()

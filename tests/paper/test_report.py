@@ -169,6 +169,8 @@ class TestTables:
         (row,) = found.table.rows
         assert row[1:4] == ("2", "81.2 ± 0.0 %", "87.5 ± 0.0 %")
         assert row[5:] == ("123.1 ± 0.0", f"cpu: a processor, threads: 2, {runs[0].settings().train.precision}")
+        write_json(runs[0].settings_file, {**runs[0].record(), "used_precision": "32"})
+        assert table_of_trainings(study(quadratic=runs[:1])).table.rows[0][-1] == "cpu: a processor, threads: 2, 32"
         (values,) = found.values["rows"]
         assert (values["seeds"], values["last"], values["chosen"]) == ([42, 43], [0.8125] * 2, [0.875] * 2)
 

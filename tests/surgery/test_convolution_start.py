@@ -50,6 +50,11 @@ class TestMass:
             assert float(start.mass.mean()) == pytest.approx(0.9, abs=1e-3)
             assert start.filter_error == 0
 
+    def test_half_precision_sums_over_many_images(self) -> None:
+        many = torch.randn(1100, 3, 32, 32)  # 70,400 queries, above the largest float16 number
+        starts = as_convolution(model_of(depth=1).half(), images=many.half(), mass=0.5)
+        assert float(starts["blocks.0.attn"].mass.mean()) == pytest.approx(0.5, abs=0.01)
+
     def test_the_mass_is_that_of_the_model_as_it_is_read(self) -> None:
         model = model_of()
         images = torch.randn(2, 3, 32, 32)

@@ -18,6 +18,8 @@ from tests.inspect.sharp_vit import NAME, images, layer_tokens, mean_mixing, sha
 from tests.small_hf_vit import SmallHfViT
 from tests.tolerances import tolerance
 
+DTYPES = (torch.float32, torch.float16)
+
 
 def uniform(model: SmallViT, head: int) -> SmallViT:
     """Set the queries of one head of layer 0 to zero, so that it averages all tokens."""
@@ -59,6 +61,14 @@ def circular_shift(prefix: int, shift: tuple[int, int]) -> LayerTokens:
     attention.qkv.weight.data[64:80] = torch.eye(64)[16:32]
     attention.qkv.weight.data[:16, 16:] = 0
     return layer_tokens(attention, inputs, (8, 8), prefix)
+
+
+def test_costs_in_half_precision_equal_those_in_float32() -> None:
+    model = sharp()
+    model.head.weight.data.mul_(1000)  # the squares of the outputs exceed the largest float16 number
+    exact, rounded = (replace_heads(copy.deepcopy(model).to(dtype), images().to(dtype), count=1) for dtype in DTYPES)
+    costs = [{(head.layer, head.head): head.cost for head in found.candidates} for found in (exact, rounded)]
+    assert costs[1] == pytest.approx(costs[0], rel=0.02)
 
 
 class TestExact:

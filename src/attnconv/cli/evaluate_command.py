@@ -39,7 +39,8 @@ class Arguments:
             is the model's image size.
         split: test: the test set. validation: the training images held out for validation.
         batch_size: Images per batch.
-        precision: 32: float32. 64: float64. bf16: mixed precision, with matrix products in bfloat16.
+        precision: 32: float32. 64: float64. bf16: mixed precision, with matrix products in bfloat16; float32 on devices
+            that emulate bfloat16 (CPUs without AVX-512 and GPUs older than Ampere).
         accelerator: Device to compute on; auto selects a GPU if there is one.
     """
 

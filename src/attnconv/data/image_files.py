@@ -173,7 +173,7 @@ def _check_header(image: ImageFile.ImageFile, name: str, largest: int) -> None:
     if max(image.size) > LONGEST_SIDE:
         raise TooLargeError(bad(name, f"must have sides of at most {LONGEST_SIDE:,} pixels", got))
     codec, arguments = (image.tile[0][0], image.tile[0][3]) if image.tile else ("", "")
-    deep = codec == "ppm" and isinstance(arguments, tuple) and arguments[-1] > 255  # the maximum value
+    deep = codec in ("ppm", "ppm_plain") and isinstance(arguments, tuple) and arguments[-1] > 255  # the maximum value
     if image.mode[0] in "IF" or deep or _DEEP.search(str(arguments)):
         raise PictureError(bad(name, "must have 8 bits per channel", f"an image of mode {image.mode}, {arguments}"))
 

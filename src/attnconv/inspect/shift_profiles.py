@@ -120,7 +120,7 @@ class RunningShiftProfile:
         counts = self._counts.new_zeros(2, shifts)  # of all queries and of the inner ones, per image
         sums = self._sums.high.new_zeros(2, operator.heads, shifts)
         totals = sums.new_zeros(operator.batch * operator.heads, shifts)  # over the inner queries
-        all_squares = sums.new_zeros(operator.heads)  # over the inner queries
+        inner_squares = sums.new_zeros(operator.heads, shifts)
 
         def add(queries: Int[Tensor, "r"], window: WindowRows) -> None:
             index = queries.new_zeros(len(queries), 1)  # of each entry's shift
@@ -144,17 +144,16 @@ class RunningShiftProfile:
             counts[0] += index.flatten().bincount(minlength=shifts)
             some = inner.nonzero().squeeze(1)
             index = index[some].flatten()
+            inner_squares.scatter_add_(1, index.expand(len(inner_squares), -1), squares[:, some].flatten(1))
             totals.scatter_add_(1, index.expand(len(totals), -1), rows[:, :, some].flatten(2).flatten(0, 1))
             counts[1] += index.bincount(minlength=shifts)
-            all_squares.add_((squares * kept)[:, some].sum((1, 2)))
 
         yield add
-        mean_squares = totals.square() / counts[1].clamp_min(1)
-        explained = mean_squares[:, :-1].sum(1).unflatten(0, (operator.batch, operator.heads)).sum(0)
+        explained = (totals.square() / counts[1].clamp_min(1)).unflatten(0, (operator.batch, operator.heads)).sum(0)
         self._images += operator.batch
         self._counts += operator.batch * counts[0, :-1].unflatten(0, sizes)
         self._sums += ExactSum.of(sums[..., :-1].unflatten(-1, sizes))
-        self._shares += ExactSum.of(torch.stack((explained, all_squares)))
+        self._shares += ExactSum.of(torch.stack((explained, inner_squares))[..., :-1].unflatten(-1, sizes))
 
     def merge(self, other: "RunningShiftProfile") -> None:
         """Add all operators of another accumulator; raise a `ValueError` if its grid or number of heads differs."""
@@ -176,7 +175,7 @@ class RunningShiftProfile:
         self._images, self._counts = 0, torch.zeros(shape, dtype=torch.int64, device=device)
         zeros = torch.zeros(2, heads, *shape, dtype=torch.float64, device=device)
         self._sums = ExactSum.of(zeros)  # of the attention at each shift, and of its square
-        self._shares = ExactSum.of(zeros.new_zeros(2, heads))  # numerator and denominator of the constancy
+        self._shares = ExactSum.of(zeros)  # numerator and denominator of the constancy, at each shift
 
     def _check(self, name: str, grid: Grid, heads: int) -> None:
         first = self._sums.high.shape[1]
@@ -197,9 +196,10 @@ class RunningShiftProfile:
         """Return the profile of all operators added so far; raise a `ValueError` if there is none."""
         if self._grid is None:
             raise ValueError(bad("operator", "must be added before calling result()", "none", "Call add(operator)."))
-        explained, squares = self._shares.value()
+        inside = self._in_reach()
+        explained, squares = self._shares.value().where(inside, 0).flatten(2).sum(2)
         constancy = explained / squares.where(squares > 0, math.nan)
-        numbers = self._counts.where(self._in_reach(), 0)
+        numbers = self._counts.where(inside, 0)
         counts = numbers.clamp_min(1)
         mass, mean_squares = (self._sums.value() / counts).where(numbers > 0, 0)
         spread = (mean_squares - mass.square()).clamp_min(0.0)

@@ -27,8 +27,8 @@ from attnconv.training.run_folder import RunFolder, write_json, write_text
 
 _TITLE = "On the relationship between self-attention and convolutional layers: figures and tables"
 _SEEN = (
-    "The paper's observations, measured in each run and tested with criteria that were set before the results were "
-    "known. Chance levels are for randomly changed heads; the start is before training. Points are percentage points."
+    "The paper's observations, measured in each run and compared with fixed thresholds. Chance levels are for randomly "
+    "changed heads; the start is before training. Points are percentage points."
 )
 _FIXED = (
     "From Figures 6 and 7, the paper concludes that heads of the second and third layers attend at a constant shift "

@@ -182,7 +182,7 @@ def _device(record: Mapping[str, Any]) -> str:
     """Format the device, the number of CPU threads if known, and the precision."""
     device = str(record.get("device", "unknown"))
     threads = f", threads: {record['threads']}" if device.startswith("cpu") and "threads" in record else ""
-    return f"{device}{threads}, {record['settings']['train']['precision']}"
+    return f"{device}{threads}, {record.get('used_precision', record['settings']['train']['precision'])}"
 
 
 def table_of_hyper_parameters(run: RunData | None = None) -> PaperTable:

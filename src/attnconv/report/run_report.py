@@ -146,7 +146,7 @@ def _heads(run: RunData, history: History, label: str, figures: FigureFolder) ->
             draw_centres_over_training(epochs, title=f"{label}: {title}", sizes=run.positions),
             f"figure-03-centres-over-training-layer-{number}",
             alt=f"{title.capitalize()}. After epoch {first}: {_words(start)}. After epoch {last}: {_words(end)}.",
-            caption=f"The heads of layer {number} from random initialisation (epoch 0) to the last epoch, at the same "
+            caption=f"The heads of layer {number} from the initial weights (epoch 0) to the last epoch, at the same "
             f"scale. In Figure 3 of the paper, nine heads settle on a grid of positions around the query.{run.unit}",
         )
         pictures.append(picture)

@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from attnconv._util.errors import bad
 from attnconv._util.value_checks import FLOATING, whole
 from attnconv.inspect.module_adapters import AttentionParts, VitBlock, VitParts, first_tensor
+from attnconv.operators.base import score_dtype
 from attnconv.surgery.replaceable_attention import layer_tokens, relative_size
 
 SHARPEST = 1e4  # upper limit of the search for the scale of scores
@@ -214,7 +215,7 @@ class ConvolutionStart:
             query.zero_()
             query[:, : len(keys)] = maps * (sharpness / (place * attention.scale))
             rows = attention.maps_and_values(x)[0][:, :, before:, before:]
-            taken = rows.gather(3, places.expand(len(rows), -1, -1)[..., None])[..., 0]
+            taken = rows.gather(3, places.expand(len(rows), -1, -1)[..., None])[..., 0].to(score_dtype(rows.dtype))
             return (taken * inside).sum((0, 2)) / (len(rows) * inside.sum(1))
 
         low, high = 0.0, SHARPEST

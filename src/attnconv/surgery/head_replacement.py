@@ -25,6 +25,7 @@ from attnconv._util.module_state import evaluating
 from attnconv._util.value_checks import check_module, indices, whole
 from attnconv.inspect.capture import blaming_images, check_images, checked_options, uncompiled
 from attnconv.inspect.module_adapters import first_tensor
+from attnconv.operators.base import score_dtype
 from attnconv.surgery.convolved_attention import ConvolvedAttention, HeadMixing, fit_mixing, mixing_errors
 from attnconv.surgery.replaceable_attention import LayerTokens, relative_size, replaceable
 
@@ -226,6 +227,7 @@ def _costs(
     mixed = {name: mixing_errors(part, mixings[name]) for name, part in used.items()}
     generator = torch.Generator().manual_seed(0)
     sums: dict[str, Tensor] = {}
+    exact = score_dtype(output.dtype)  # squares of half-precision numbers overflow and underflow
     for _ in range(_DRAWS):
         direction = torch.randn(output.shape, generator=generator).to(output)
         inputs = [zeros[name] for name in used]  # some may not affect the first output tensor
@@ -236,10 +238,10 @@ def _costs(
             with torch.enable_grad():
                 made = part.parts.finish(given.requires_grad_())
             (pulled,) = torch.autograd.grad(made, given, slope[:, part.prefix :])
-            change = torch.einsum("bhnd,bhnd->bh", pulled, error)
+            change = torch.einsum("bhnd,bhnd->bh", pulled.to(exact), error.to(exact))
             change = change.unflatten(0, (-1, part.sequences)).sum(1).square() / _DRAWS
             sums[name] = sums.get(name, torch.zeros_like(change)) + change
-    size = output.detach().flatten(1).square().sum(1, keepdim=True)
+    size = output.detach().flatten(1).to(exact).square().sum(1, keepdim=True)
     return {name: (total / size).mean(0).sqrt() for name, total in sums.items()}
 
 
