@@ -33,6 +33,7 @@ def model_card(repo: str, folder: Path, weights: Path, licence: str) -> str:
         records["convolutions replaced with attention"] = f"alpha={header['alpha']}, only={header['only']}"
     records |= {"epoch of the weights": extra.get("epoch"), "given initial weights": result.get("start")}
     records |= {name: run.get(name) for name in ("versions", "commit", "device", "threads")}
+    records["precision on this device"] = run.get("used_precision")
     values = {
         "repo": repo,
         "name": repo.partition("/")[2],
