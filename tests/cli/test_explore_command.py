@@ -99,6 +99,10 @@ def test_a_run_brings_its_digits_and_its_past(home: Path, run: Path, capsys: pyt
     assert not found.random
     call(capsys, str(run), "--snapshots", "0", "--export", "shown")
     assert written(home / "shown").times == ("now",)
+    copy = RunFolder(Path(shutil.copytree(run, home / "copy")))
+    shutil.copyfile(copy.last_weights, copy.start_weights)  # initial weights from epoch 1 of a different run
+    call(capsys, str(copy.start_weights), "--images", "1", "--export", "shown")
+    assert written(home / "shown").times == ("epoch 0", "now")
 
 
 def test_a_published_run_has_only_weights(home: Path, run: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,5 +1,7 @@
 """Narrow heads: exact if the rank allows it, otherwise the best weights. Few heads: accuracy and known cases."""
 
+import math
+
 import pytest
 import torch
 from torch import nn
@@ -205,3 +207,20 @@ def test_a_search_that_is_slow_at_first_goes_on_to_the_end() -> None:
     with torch.no_grad():
         conv.weight.copy_((torch.randn(3, 2, dtype=torch.float64).mT @ bells)[:, None])
     assert error(conv, 3, restarts=2) < 0.01
+
+
+def test_errors_without_a_finite_reference() -> None:
+    layer, zero, x = from_conv(nn.Conv1d(2, 3, 3)), from_conv(nn.Conv1d(2, 3, 3)), torch.ones(1, 2, 5)
+    zero.get_parameter("weight").data.zero_()
+    assert low_rank_error(zero, layer, x) == math.inf
+    assert low_rank_error(zero, zero, x) == 0
+    assert math.isnan(low_rank_error(layer, layer, x.fill_(math.nan)))
+
+
+def test_weights_that_overflow_are_not_chosen() -> None:
+    taps = torch.arange(-4.0, 5)
+    conv = nn.Conv1d(1, 1, 9, padding=4, bias=False)
+    conv.weight.data.copy_(taps * torch.exp(-0.05 * taps.square()) * 1e4)
+    weight = place_heads(conv.half(), 2, restarts=4).weight
+    assert weight is not None
+    assert bool(weight.isfinite().all())

@@ -156,6 +156,9 @@ def test_equation_9_in_the_layer_of_equation_8(dims: int, mode: str) -> None:
 def test_equation_9_refuses_what_it_does_not_state() -> None:
     with pytest.raises(TypeError, match=r"conv: .*got ConvTranspose2d"):
         equation_9(nn.ConvTranspose2d(1, 1, 3))  # type: ignore[arg-type]
+    for dtype, apart in ((torch.bfloat16, 301), (torch.float16, 713)):
+        with pytest.raises(ValueError, match=f"conv: must have a dtype that can represent .* got {dtype}"):
+            equation_9(nn.Conv1d(1, 1, 3, padding=apart, dilation=apart, dtype=dtype))
 
 
 def test_the_slides_form_of_the_encoding_does_not_single_out_a_shift() -> None:

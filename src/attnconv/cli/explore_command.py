@@ -91,8 +91,10 @@ def _inspect(arguments: Arguments) -> tuple[bytes, Any]:
     run = None if name in PRESETS else RunFolder.holding(Path(name))
     snapshots: tuple[Snapshot, ...] = ()
     if run is not None and arguments.snapshots:
-        extra = json.loads(read_weights(checkpoint_file(Path(name))).metadata.get("extra", "{}"))
-        snapshots = snapshots_of(run, arguments.snapshots, until=extra.get("epoch"))
+        file = checkpoint_file(Path(name)).resolve()
+        extra = json.loads(read_weights(file).metadata.get("extra", "{}"))
+        until = 0 if file == run.start_weights else extra.get("epoch")  # initial weights may be of a different run
+        snapshots = snapshots_of(run, arguments.snapshots, until=until)
     budget = max(1, round(arguments.budget * 1e6))
     on_digits = run is not None and run.settings().data.name == "digits"
     data = arguments.data or ("digits" if on_digits else None)

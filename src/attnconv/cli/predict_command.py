@@ -53,7 +53,7 @@ def run(arguments: Arguments) -> None:
         logits = loaded.model(normalise(image[None], loaded.mean, loaded.std).to(dtype))[0]
     if not bool(logits.isfinite().all()):
         raise ValueError(bad("MODEL", "must return finite logits for the image", str(logits.tolist())))
-    best = logits.softmax(-1).topk(min(arguments.top, logits.numel()))
+    best = logits.double().softmax(-1).topk(min(arguments.top, logits.numel()))
     print(f"{printable(loaded.source)}:")
     for probability, index in zip(best.values.tolist(), best.indices.tolist(), strict=True):
         print(f"{probability:7.2%}  {printable(loaded.classes[index])}")

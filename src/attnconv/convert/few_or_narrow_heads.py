@@ -104,7 +104,7 @@ def low_rank_error(layer: SelfAttention, factored: SelfAttention, images: Float[
         if layer.bias is not None:
             expected = expected - layer.bias.double().reshape(-1, *(1,) * layer.dims)
         size = expected.square().sum()
-        return float((apart / size).sqrt()) if float(size) > 0 else 0.0
+        return float((apart / size).sqrt()) if float(apart) != 0 else 0.0
 
 
 def _merged(layer: Any) -> nn.Parameter:
@@ -206,7 +206,8 @@ class _Problem:
         spread = (2 * alpha).sqrt().to(dtype).double()
         left = -torch.einsum("sh,hid->sid", self.attention(centres.to(dtype).double(), spread.square() / 2), weights)
         left[self.places] += self.kernel
-        return float(left.square().sum())
+        error = float(left.square().sum())
+        return error if math.isfinite(error) else math.inf  # weights may exceed the largest number of the dtype
 
     def solve(self, heads: int, *, restarts: int, generator: torch.Generator) -> list[tuple[Tensor, Tensor]]:
         """Return (centres, alphas) of the best result, and of hard heads at the taps with the largest weights."""

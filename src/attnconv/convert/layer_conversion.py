@@ -110,7 +110,8 @@ def equation_9(conv: Forward, *, alpha: float = 46.0) -> SelfAttention:
         alpha: Sharpness of the heads, in 1 / position^2; 46 in the paper.
 
     Raises:
-        TypeError, ValueError: As in `from_conv`, or if `conv` is a transposed convolution.
+        TypeError, ValueError: As in `from_conv`, if the dtype cannot represent v_h, or if `conv` is a transposed
+            convolution.
 
     Example:
         >>> layer = equation_9(torch.nn.Conv1d(2, 2, kernel_size=3, padding=1))
@@ -124,13 +125,18 @@ def equation_9(conv: Forward, *, alpha: float = 46.0) -> SelfAttention:
     with torch.no_grad(), torch.device("cpu"):
         centres = torch.tensor(taps(conv), dtype=torch.float64)
         heads, dims = centres.shape
+        vectors = alpha * torch.cat((-torch.ones(heads, 1), 2 * centres), 1)
+        held = vectors.to(conv.weight.dtype).double()
+        if not bool(((held[:, 1:] / (-2 * held[:, :1]) - centres).abs() < 0.25).all()):  # False for NaN
+            requirement, fix = "must have a dtype that can represent v_h", "Convert it with conv.float() first."
+            raise ValueError(bad("conv", requirement, str(conv.weight.dtype), fix))
         features, channels = QuadraticFeatures(dims), dims + 1  # D_k = D_p
         encoding = Relative(conv.in_channels, heads, dims, head_channels=channels, features=features, scaled=False)
         layer = layer_for(conv, encoding)
         for parameter in encoding.parameters():
             parameter.zero_()
         encoding.get_parameter("position_key.weight").copy_(torch.eye(channels).repeat(heads, 1))
-        encoding.get_parameter("position_bias").copy_(alpha * torch.cat((-torch.ones(heads, 1), 2 * centres), 1))
+        encoding.get_parameter("position_bias").copy_(vectors)
     return layer
 
 

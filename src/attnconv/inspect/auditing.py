@@ -42,9 +42,10 @@ class LayerAudit:
         sizes: Number of key positions along each axis; (height, width) for images.
         queries, query_count: Number of sampled queries and total number of queries, both per image.
         position_only: Whether the layer is from this library and its attention does not depend on the image.
-        span_residual: Relative norm, 0 to 1, of the part of 3 x 3 kernels (3 taps per axis) that the layer cannot
-            express away from the border with any value weights; 0 if it can express every such convolution. None if
-            the layer is not `position_only` or cannot run on a small test image.
+        span_residual: Relative error of 3 x 3 kernels (3 taps per axis) away from the border, at the query with the
+            largest error, with the value weights that fit all queries best; 0 if the layer can express every such
+            convolution, and about 1 if it expresses nothing. None if the layer is not `position_only` or cannot run on
+            a small test image.
         statistics: Statistics of the layer and its heads.
         span_unknown: Reason why `span_residual` of a `position_only` layer is None; empty for all other layers.
     """

@@ -69,9 +69,9 @@ _LAYER_TEXT = (
     "form. Tap residual (0 to 1): relative distance of these taps from the span of the heads' profiles (mean "
     "attention at each shift). Redundancy (0 to 1): mean cosine between the profiles of two heads. Receptive field: "
     "root mean square distance from the centre of the mean profile. Content share (0 to 1): share of the variance of "
-    f"probabilities that is due to differences between images. {KERNEL} x {KERNEL} residual (0 to 1): relative norm of"
-    f" the part of {KERNEL} x {KERNEL} kernels that no value weights of the layer can express, if attention depends "
-    "only on positions."
+    f"probabilities that is due to differences between images. {KERNEL} x {KERNEL} residual (0: none, about 1: "
+    f"nothing fits): relative error of {KERNEL} x {KERNEL} kernels at the query with the largest error, with the value "
+    "weights that fit all queries best, if attention depends only on positions."
 )
 _HEAD_TEXT = (
     "Attention of each head (numbered from 0) at the shifts around the query, averaged over queries and images. A "

@@ -61,7 +61,7 @@ class Expressiveness:
 
     @property
     def missed(self) -> float:
-        """Largest residual that no weights can remove, over queries inside, or over all queries if none is inside."""
+        """Largest residual over queries inside (all if none is inside), with the weights that fit all of them best."""
         return (self.uniform if self.uniform_inside is None else self.uniform_inside).worst
 
     @property
