@@ -423,3 +423,14 @@ def test_hooks_and_models_that_change_their_input_are_compared() -> None:
 def test_a_dtype_that_rounds_shifts_is_rejected() -> None:
     with pytest.raises(ValueError, match=r"long: must keep its shifts .* got different shifts in torch\.bfloat16"):
         recast(nn.Sequential(OrderedDict(long=nn.Conv1d(1, 1, 601)))).bfloat16()(torch.zeros(1, 1, 700).bfloat16())
+
+
+@pytest.mark.parametrize("channels", [3, 6])
+def test_gradients_of_strided_convolutions_with_one_tap_and_few_channels(channels: int) -> None:
+    """PyTorch's convolution corrupts memory here on CPUs with AVX2 only, if the channels come last."""
+    conv, x = nn.Conv2d(channels, 8, 1, stride=2), torch.randn(20, channels, 8, 8)
+    made = recast(conv)
+    for _ in range(20):
+        (found,) = torch.autograd.grad(made(x).square().sum(), [made.get_parameter("weight")])
+    (wanted,) = torch.autograd.grad(conv(x).square().sum(), [conv.weight])
+    torch.testing.assert_close(found[0].mT[..., None, None], wanted, rtol=1e-4, atol=1e-3)

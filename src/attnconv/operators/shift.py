@@ -192,12 +192,16 @@ def _own_padding(grid: Grid, taps: Taps) -> tuple[int, ...] | None:
 
 
 def _is_unsafe(grid: Grid, route: _Route, x: Tensor) -> bool:
-    """Return whether oneDNN may compute wrong values in bf16 (PyTorch 2.13, CPUs with AMX).
+    """Return whether oneDNN may compute wrong values or corrupt memory (PyTorch 2.13).
 
-    If an axis is no longer than the kernel, weight gradients are wrong or written out of bounds, mostly if some taps
-    read only padding. If the last axis has a single query and a stride, part of the output is not written. These images
-    are small, so shifting them is cheap.
+    On CPUs with AVX2 only, the backward pass of a strided convolution with one tap and fewer than 8 channels, in the
+    channels-last format, writes out of bounds. On CPUs with AMX, in bf16, if an axis is no longer than the kernel,
+    weight gradients are wrong or written out of bounds, mostly if some taps read only padding; and if the last axis has
+    a single query and a stride, part of the output is not written. In all of these cases, shifting the images is cheap.
     """
+    single = all(count == 1 for _, _, count in route.taps)
+    if single and x.device.type == "cpu" and x.shape[-1] < 8 and any(axis.stride > 1 for axis in grid.axes):
+        return True
     if torch.compiler.is_compiling() or x.device.type != "cpu" or product_dtype(x) != torch.bfloat16:
         return False
     last = grid.axes[-1]

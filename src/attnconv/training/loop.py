@@ -44,7 +44,8 @@ class TrainingLoop:
         self.learning_rate = 0.0  # of the last step
         self.steps_per_epoch = len(data.train) // train.batch_size
         self.model = model.to(device=device, dtype=dtype_of(train.precision))
-        if isinstance(settings.model, ResNetSettings):
+        # With fewer than 8 channels, oneDNN writes out of bounds in the backward pass (see `operators.shift`).
+        if isinstance(settings.model, ResNetSettings) and min(settings.model.widths) >= 8:
             self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # missing in the stub
         if train.compile:
             self.model.compile()
