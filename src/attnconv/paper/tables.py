@@ -159,6 +159,9 @@ def table_of_trainings(runs: Runs) -> PaperTable:
         if not done:
             continue
         last, chosen = ([run.score(state) for run in done] for state in ("last", "best"))
+        minutes: dict[str, list[float]] = {}
+        for run in done:
+            minutes.setdefault(_device(run.folder.record()), []).append(run.result["seconds"] / 60)
         entry: dict[str, Any] = {
             "model": model.title,
             "name": name,
@@ -166,14 +169,14 @@ def table_of_trainings(runs: Runs) -> PaperTable:
             "epochs": done[0].settings.train.epochs,
             "last": [value for value in last if value is not None],
             "chosen": [value for value in chosen if value is not None],
-            "minutes": [run.result["seconds"] / 60 for run in done],
-            "devices": list(dict.fromkeys(_device(run.folder.record()) for run in done)),
+            "minutes": minutes,
         }
         accuracy = (formatted(entry[epoch], "share") for epoch in ("last", "chosen"))
-        minutes, devices = formatted(entry["minutes"], "minutes"), "; ".join(entry["devices"])
+        times = "; ".join(formatted(found, "minutes") for found in minutes.values())
         entries.append(entry)
-        rows.append((model.title, str(len(done)), *accuracy, str(entry["epochs"]), minutes, devices))
-    columns = ("Models", "runs", "last epoch", "epoch chosen by validation", "epochs", "minutes per run", "device")
+        rows.append((model.title, str(len(done)), *accuracy, str(entry["epochs"]), times, "; ".join(minutes)))
+    accuracies = ("last epoch", "epoch chosen by validation")
+    columns = ("Models", "runs", *accuracies, "epochs", "minutes per run, by device", "device")
     title = "Test accuracy of the last and the chosen epoch, and training time; ±: sample standard deviation over runs"
     return PaperTable(Table(title, columns, tuple(rows)), {"rows": entries})
 
