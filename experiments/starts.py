@@ -45,10 +45,12 @@ ROWS: dict[str, Row] = {
     "default": Row(None),
     "default, rate 0.0005": Row(None, rate=5e-4),
     "default, rate 0.002": Row(None, rate=2e-3),
+    "default, rate 0.004": Row(None, rate=4e-3),
     "default, weight decay 0.2": Row(None, weight_decay=0.2),
     "default, class token": Row(None, class_token=True),
     "default, no clipping, short warm-up": Row(None, clip=None, warmup=0.01),
     "mimetic": Row({"method": "mimetic"}),
+    "mimetic, rate 0.002": Row({"method": "mimetic"}, rate=2e-3),
     "mimetic values": Row({"method": "mimetic", "attention": "unchanged"}),
     "mimetic scores": Row({"method": "mimetic", "values": "unchanged"}),
     "impulse": Row({"method": "impulse"}),
@@ -64,6 +66,7 @@ ROWS: dict[str, Row] = {
     "convolution, class token": Row(BEST, class_token=True),
     "convolution, no clipping, short warm-up": Row(BEST, clip=None, warmup=0.01),
     "convolution, rate 0.002": Row(BEST, rate=2e-3),
+    "convolution, rate 0.004": Row(BEST, rate=4e-3),
 }
 
 
