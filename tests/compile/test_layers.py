@@ -104,3 +104,10 @@ def test_gated_positional_attention_compiles_whole_and_exports_with_free_batches
     exported = export(layer, (x,), dynamic_shapes={"x": {0: Dim("b", max=64)}}).module()
     x = torch.randn(5, 9, 8)
     torch.testing.assert_close(exported(x), layer(x), **tolerance(torch.float32))
+
+
+def test_compiles_whole_with_autocast() -> None:
+    layer, x = SelfAttention2d(12, 5, 3), torch.randn(2, 12, 6, 5)
+    compiled = torch.compile(layer, backend="eager", fullgraph=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.testing.assert_close(compiled(x), layer(x), **tolerance(torch.bfloat16))

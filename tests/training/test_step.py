@@ -60,6 +60,7 @@ def test_no_step_waits_for_its_device(name: Any, changes: AugmentSettings) -> No
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 @pytest.mark.parametrize(("name", "changes"), CASES)
 def test_no_step_waits_for_a_gpu(name: Any, changes: AugmentSettings) -> None:
     loop, batch = loop_of(replace(settings_at("tiny", name), augment=changes), "cuda")

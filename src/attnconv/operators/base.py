@@ -126,16 +126,17 @@ def product_dtype(tensor: Tensor) -> torch.dtype:
     """Return the dtype of products with a tensor: autocast's dtype if it applies, otherwise the tensor's."""
     kind = tensor.device.type
     narrow = tensor.dtype != torch.float64  # autocast does not convert float64
-    if narrow and torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
+    if narrow and kind != "meta" and torch.is_autocast_enabled(kind):
         return torch.get_autocast_dtype(kind)
     return tensor.dtype
 
 
 def full_precision(device: torch.device) -> AbstractContextManager[object]:
-    """Return a context manager that disables autocast, for computing scores."""
-    if not torch.amp.is_autocast_available(device.type):
-        return nullcontext()
-    return torch.autocast(device.type, enabled=False)
+    """Return a context manager that disables autocast, for computing scores.
+
+    Meta tensors have no autocast. `torch.compile` of torch 2.11 cannot trace `torch.amp.is_autocast_available`.
+    """
+    return nullcontext() if device.type == "meta" else torch.autocast(device.type, enabled=False)
 
 
 def has_values(tensor: Tensor) -> bool:
