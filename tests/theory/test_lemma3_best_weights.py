@@ -245,3 +245,13 @@ def test_what_does_not_fit_is_refused(layer: Any, conv: Any, options: dict[str, 
 def test_what_is_no_convolution_is_refused() -> None:
     with pytest.raises(TypeError, match=r"conv: .*got torch.nn.modules.linear.Linear"):
         imitate(soft(), nn.Linear(1, 1), sizes=(5, 5))  # type: ignore[arg-type]
+
+
+def test_nearly_equal_heads_do_not_amplify_the_rounding_of_half_precision() -> None:
+    torch.manual_seed(0)
+    layer, conv = SelfAttention2d(3, 2, heads=9).requires_grad_(False), nn.Conv2d(3, 2, 3, padding=1)
+    layer.encoding.get_parameter("centres").mul_(0.05)
+    layer.encoding.get_parameter("spread").fill_(0.5)
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        made = imitate(layer.to(dtype), conv.to(dtype), sizes=(6, 6))
+        assert imitation_error(made, conv, sizes=(6, 6)).everywhere <= 1  # that of weights of 0

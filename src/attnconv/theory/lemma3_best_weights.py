@@ -107,6 +107,7 @@ def imitate(
         raise ValueError(bad("layer", "must have merged weights", "factored weights", "Omit head_channels."))
     with torch.no_grad():
         spans = _beside(layer, conv, x, sizes)
+        spans.cut = max(spans.cut, torch.finfo(layer.weight.dtype).eps * math.sqrt(layer.heads))  # weights are rounded
         if conv.bias is not None and layer.bias is None:
             raise ValueError(bad("layer", "must have a bias if conv has one", None, "Create the layer with bias=True."))
         everywhere, within, _ = spans.fit()
