@@ -255,3 +255,5 @@ def test_nearly_equal_heads_do_not_amplify_the_rounding_of_half_precision() -> N
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         made = imitate(layer.to(dtype), conv.to(dtype), sizes=(6, 6))
         assert imitation_error(made, conv, sizes=(6, 6)).everywhere <= 1  # that of weights of 0
+        made = from_conv(conv, alpha=0.01, weights="nearest")
+        assert imitation_error(made, conv, sizes=(12, 12)).everywhere <= 1

@@ -23,7 +23,6 @@ from typing import final
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float64, Int
-from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from attnconv._util.errors import bad
@@ -247,6 +246,8 @@ def kernel_size(heads: int, dims: int) -> int:
 
 def assigned_mass(shares: Float64[Tensor, "h s"], heads_per_shift: int) -> float:
     """Return the largest total mass at one shift per head, with at most `heads_per_shift` heads per shift."""
+    from scipy.optimize import linear_sum_assignment  # takes a second to import
+
     repeated = shares.cpu().repeat(1, heads_per_shift)  # `heads_per_shift` columns per shift
     heads, columns = linear_sum_assignment(repeated.numpy(), maximize=True)
     return float(repeated[heads.tolist(), columns.tolist()].sum())

@@ -19,7 +19,6 @@ from typing import final
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float64, Int
-from scipy.stats import rankdata
 from torch import Tensor
 
 from attnconv._util.errors import bad
@@ -194,5 +193,7 @@ def layer_trend(values: Sequence[Sequence[float]]) -> LayerTrend:
 
 def _standard_ranks(values: Sequence[float]) -> Float64[Tensor, "n"]:
     """Return ranks, centred and scaled to norm 1: dot products are correlations. Equal values give zeros."""
+    from scipy.stats import rankdata  # takes a second to import
+
     ranks = torch.from_numpy(rankdata(values))
     return F.normalize(ranks - ranks.mean(), dim=0)

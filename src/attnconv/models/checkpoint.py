@@ -208,13 +208,13 @@ def load_tensors(
 
 
 def check_tensors(tensors: Mapping[str, Tensor], settings: ModelSettings, *, argument: str, origin: str = "") -> None:
-    """Check that tensors are finite and match a model with the given settings, without allocating that model."""
+    """Check that tensors are finite and match a model with the given settings."""
     wrong = [name for name, tensor in tensors.items() if not bool(torch.isfinite(tensor).all())]
     if wrong:
         fix = "Training diverged. Use an earlier checkpoint or a lower learning rate."
         got = f"NaN or infinity in {', '.join(wrong[:3])}{' and others' if len(wrong) > 3 else ''}"
         raise ValueError(bad(argument, "must have only finite values", got, fix, origin=origin))
-    with torch.device("meta"):
+    with torch.random.fork_rng(devices=[]):  # the meta device would take seconds to import torch._dynamo
         model = build(settings)
     load_tensors(model, tensors, argument=argument, origin=origin, assign=True)
 

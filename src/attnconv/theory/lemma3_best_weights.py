@@ -107,7 +107,6 @@ def imitate(
         raise ValueError(bad("layer", "must have merged weights", "factored weights", "Omit head_channels."))
     with torch.no_grad():
         spans = _beside(layer, conv, x, sizes)
-        spans.cut = max(spans.cut, torch.finfo(layer.weight.dtype).eps * math.sqrt(layer.heads))  # weights are rounded
         if conv.bias is not None and layer.bias is None:
             raise ValueError(bad("layer", "must have a bias if conv has one", None, "Create the layer with bias=True."))
         everywhere, within, _ = spans.fit()
@@ -166,7 +165,7 @@ def nearest_weights(layer: SelfAttention, conv: Convolution) -> Float[Tensor, "h
         axes.append(Axis(2 * side + 1, gap, offset=gap * (side - 1) + 1, spacing=gap, border="zero"))
     grid = Grid(tuple(axes))
     pixels = next(layer.parameters()).new_zeros(1, *grid.sizes, layer.in_channels)
-    spans = Spans(layer.encoding.operator(grid, pixels), shifts, "zeros")
+    spans = Spans(layer.encoding.operator(grid, pixels), shifts, "zeros", weights=pixels.dtype)
     phi, _ = spans.solve(*(part.flatten(0, 2) for part in spans.of(all_queries(grid, pixels.device))))
     return torch.einsum("jh,jid->hid", phi, head_weights(conv).to(phi))
 
@@ -193,17 +192,21 @@ class Spans:
         inside: Boolean mask of the queries with all of their taps between the first and last key of each axis, (n,).
         dtype: Dtype in which the rows are computed.
         cut: Singular values of the rows A count as zero below `cut` times the largest one, because rounding can cause
-            them: relative errors of eps form a matrix of norm at most eps ||A||_F <= eps sqrt(h) ||A||_2.
+            them: relative errors of eps form a matrix of norm at most eps ||A||_F <= eps sqrt(h) ||A||_2. Weights in
+            the dtype `weights` are rounded, too.
     """
 
-    def __init__(self, operator: AttentionOperator, shifts: Shifts, padding_mode: str) -> None:
+    def __init__(
+        self, operator: AttentionOperator, shifts: Shifts, padding_mode: str, *, weights: torch.dtype = torch.float64
+    ) -> None:
         if padding_mode not in list(BORDERS):  # a list has no hash
             raise ValueError(bad("padding_mode", f"must be one of {', '.join(BORDERS)}", repr(padding_mode)))
         if padding_mode != "zeros" and any(axis.spacing > 1 for axis in operator.grid.axes):
             raise ValueError(bad("padding_mode", "must be 'zeros' for a transposed layer", repr(padding_mode)))
         self.operator, self.shifts, self.heads = operator, shifts, operator.heads
         self.dtype = operator.rows([0]).dtype
-        self.cut = max(torch.finfo(self.dtype).eps, _ROUNDING) * math.sqrt(self.heads)
+        eps = max(torch.finfo(self.dtype).eps, torch.finfo(weights).eps, _ROUNDING)
+        self.cut = eps * math.sqrt(self.heads)
         self._axes = [replace(axis, border=BORDERS[padding_mode]) for axis in operator.grid.axes]
         self._along = torch.tensor(shifts, device=operator.device).T  # (dims, j)
         self.inside = torch.ones(1, dtype=torch.bool, device=operator.device)
@@ -339,4 +342,4 @@ def _beside(layer: SelfAttention, conv: Convolution, x: Tensor | None, sizes: Se
     if outputs != grid.query_sizes:
         requirement = f"must have the layer's output size {grid.query_sizes} for images of size {grid.sizes}"
         raise ValueError(bad("conv", requirement, outputs))
-    return Spans(operator, taps(conv), conv.padding_mode)
+    return Spans(operator, taps(conv), conv.padding_mode, weights=next(layer.parameters()).dtype)
