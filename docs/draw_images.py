@@ -1,11 +1,10 @@
-"""Draw figures of the documentation from the runs in results/: python docs/draw_images.py [CIFAR FOLDER].
+"""Draw figures of the documentation from the runs in results/: python docs/draw_images.py
 
-The figure of the model with content is drawn only if the folder of CIFAR-10 is given. The figures `speed-*` and
-`sequence-*` are not drawn here, but copied from the output of `benchmarks` and `experiments.sequence`.
+The figures `speed-*` and `sequence-*` are not drawn here, but copied from the output of `benchmarks` and
+`experiments.sequence`.
 """
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +12,11 @@ import torch
 from matplotlib.figure import Figure
 
 from attnconv import Grid, Quadratic, load
-from attnconv.data import DataSettings, load_data, normalise
 from attnconv.inspect.chosen_queries import mean_query_maps
 from attnconv.paper.figures import FIGURES
 from attnconv.report import HeadGaussians, LayerMaps, draw_attention_maps, draw_centres
 from attnconv.report.attention_maps import draw_query, reading_order
-from attnconv.report.run_data import IMAGES, PLACES
+from attnconv.report.run_data import PLACES
 from attnconv.surgery.head_pruning import attention_layers
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -26,22 +24,16 @@ RUNS, PICTURES = ROOT / "results", ROOT / "docs" / "images"
 SIZES, QUERY = (8, 8), (4, 4)  # grid of the models in `results`, and row and column of the query
 
 
-def main(cifar: str | None) -> None:
+def main() -> None:
     """Draw all figures."""
     small, earlier, learned = "paper-small/runs/quadratic", "cifar10-small/quadratic-small", "paper-small/runs/learned"
     write(overview(small), "overview")
     write(centres(small, title="Heads of the quadratic model after 30 epochs"), "paper-small-figure-04")
     write(centres(earlier, title="Heads of quadratic-small after 30 epochs"), "cifar10-small-centres")
-    blank = torch.zeros(1, 3, 32, 32)
-    write(maps(earlier, blank, title="Attention of one query, quadratic-small"), "cifar10-small-attention")
+    write(maps(earlier, title="Attention of one query, quadratic-small"), "cifar10-small-attention")
     title = "Attention within 7 x 7 positions of the query, learned encoding"
-    write(maps(learned, blank, title=title, zoom=7), "paper-small-figure-05")
+    write(maps(learned, title=title, zoom=7), "paper-small-figure-05")
     write(FIGURES[11].draw("Figure 11"), "figure-11")
-    if cifar is not None:
-        data = load_data(DataSettings("cifar10", root=cifar, download=False))
-        images = normalise(data.test.images[:IMAGES], data.mean, data.std)
-        title = f"Attention, mean of {IMAGES} test images, learned encoding with content"
-        write(maps("paper-mini/runs/learned-content", images, title=title), "paper-mini-figure-06")
 
 
 def write(figure: Figure, name: str) -> None:
@@ -84,11 +76,11 @@ def centres(run: str, *, title: str) -> Figure:
     return draw_centres(heads, title=title, sizes=SIZES)
 
 
-def maps(run: str, images: torch.Tensor, *, title: str, zoom: int | None = None) -> Figure:
-    """Draw the attention maps of every head in every layer, averaged over images."""
+def maps(run: str, *, title: str, zoom: int | None = None) -> Figure:
+    """Draw the attention maps of every head in every layer of a model whose attention ignores the image."""
     model = load(RUNS / run / "weights.safetensors").model.float()
-    return draw_query(mean_query_maps(model, images, places=PLACES), 0, title=title, zoom=zoom)
+    return draw_query(mean_query_maps(model, torch.zeros(1, 3, 32, 32), places=PLACES), 0, title=title, zoom=zoom)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1] if len(sys.argv) > 1 else None)
+    main()

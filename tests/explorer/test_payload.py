@@ -394,6 +394,11 @@ class TestArguments:
         with pytest.raises(TypeError, match=words):
             payload(own(Quadratic(4)), images(), budget=budget)
 
+    @pytest.mark.usefixtures("unhooked")
+    def test_a_model_that_is_no_module(self) -> None:
+        with pytest.raises(TypeError, match=r"model: .*got str"):
+            payload("quadratic", images())  # type: ignore[arg-type]
+
     def test_statistics_are_the_audits(self) -> None:
         from attnconv.inspect import audit
 

@@ -113,6 +113,12 @@ def test_a_pickle_is_refused(tmp_path: Path) -> None:
         load(tmp_path / "w.pt")
 
 
+@pytest.mark.usefixtures("unhooked")
+def test_a_spec_that_is_no_name() -> None:
+    with pytest.raises(TypeError, match=r"spec: must be a string or a path, got None"):
+        load(None)  # type: ignore[arg-type]
+
+
 def test_a_function(module_folder: Path) -> None:
     (module_folder / "users_models.py").write_text(
         "from torch import nn\ndef small():\n    return nn.Linear(2, 3)\ndef number():\n    return 3\nvalue = 4\n"

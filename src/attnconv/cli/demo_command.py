@@ -11,6 +11,7 @@ from attnconv.training.recipes import recipe
 from attnconv.training.run_folder import RunFolder, writing
 
 PRESET = "quadratic-digits"
+BATCH_SIZE = 25  # 20 epochs reach 93.1 %; the 50 of the preset need 30 epochs for 93.6 % (means of seeds 1 to 3)
 
 
 @dataclass(frozen=True)
@@ -27,17 +28,18 @@ class Arguments:
 
     Attributes:
         out: Run folder. It must be new or empty, or contain only an earlier demo, which is then replaced.
-        epochs: Number of training epochs. `attnconv train quadratic-digits` trains for 50 and is more accurate.
+        epochs: Number of training epochs. `attnconv train quadratic-digits` trains for 50, with larger batches.
     """
 
     out: Path = Path("runs/demo")
-    epochs: Natural = 30
+    epochs: Natural = 20
 
 
 def run(arguments: Arguments) -> None:
     """Compare attention with a convolution, train a model, and write its report."""
     settings = recipe(PRESET)
-    settings = replace(settings, train=replace(settings.train, epochs=arguments.epochs))
+    train = replace(settings.train, epochs=arguments.epochs, batch_size=BATCH_SIZE)
+    settings = replace(settings, train=train)
     _make_room(arguments.out)
     _perform()
     from attnconv.report import write_report

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import attnconv
 from attnconv._util.errors import bad
 from attnconv._util.module_state import evaluating
-from attnconv._util.value_checks import whole
+from attnconv._util.value_checks import check_module, whole
 from attnconv.explorer.payload_format import (
     Payload,
     PayloadLayer,
@@ -112,7 +112,7 @@ def payload(
     Raises:
         ValueError: If no attention can be shown; if images are missing, constant or rejected by the model; if
             `pictures` do not match `images`; or if `ablations` is True without logits.
-        TypeError: If `images` is not a floating-point tensor, or `budget` is not an integer.
+        TypeError: If `model` is not a module, `images` not a floating-point tensor, or `budget` not an integer.
 
     Example:
         >>> from attnconv import SelfAttention2d
@@ -121,6 +121,7 @@ def payload(
         >>> [(layer.kind, layer.heads, layer.sizes) for layer in found.layers]
         [('positions', 9, (6, 8))]
     """
+    check_module(model)
     budget = whole("budget", budget, 1)
     reading: dict[str, Any] = {"layers": layers, "grid": grid, "prefix": prefix}
     no_images = images is None

@@ -101,12 +101,14 @@ def load(
         FileNotFoundError: If the folder or file does not exist, or a run folder has no weights yet.
         OSError: If the hub has no such weights, or it cannot be reached and they are not in its cache.
         ImportError: If the library that provides the model is not installed, or the module cannot be found.
-        TypeError: If the function does not return a `torch.nn.Module`.
+        TypeError: If `spec` is neither a string nor a path, or the function does not return a `torch.nn.Module`.
 
     Example:
         >>> load("quadratic-digits").source
         'preset quadratic-digits, fresh parameters'
     """
+    if not isinstance(spec, str | Path):
+        raise TypeError(bad("spec", "must be a string or a path", repr(spec)))
     if pretrained and str(spec).partition(":")[0] not in LIBRARIES:
         fix = f"For the pretrained model of this name, pass torchvision:{spec}." if spec == "resnet18" else ""
         requirement = f"must be False unless the model is from {', '.join(LIBRARIES)}"
