@@ -69,10 +69,27 @@ def test_selected_heads_are_those_of_the_whole_encoding(name: str, dims: int) ->
     assert {n: p.shape for n, p in picked.named_parameters()} == {n: p.shape for n, p in fresh.named_parameters()}
 
 
-@pytest.mark.parametrize("heads", [[], [4], [-1]])
+@pytest.mark.parametrize("heads", [[], [4], [-1], [0.5], [True, False, True, True]])
+@pytest.mark.usefixtures("unhooked")
 def test_heads_that_do_not_exist_are_not_selected(heads: list[int]) -> None:
     with pytest.raises(ValueError, match=rf"heads: .*got {re.escape(str(heads))}"):
         Quadratic(4).select_heads(heads)
+
+
+@pytest.mark.usefixtures("unhooked")
+def test_heads_may_be_a_tensor() -> None:
+    encoding = Quadratic(4)
+    picked = encoding.select_heads(torch.tensor([2, 0]))  # type: ignore[arg-type]
+    assert torch.equal(picked.get_parameter("centres"), encoding.centres[[2, 0]])
+
+
+def test_vectors_of_other_positions_are_refused() -> None:
+    for features in (SinusoidalFeatures(8, 1), QuadraticFeatures(1)):
+        with pytest.raises(ValueError, match=r"features: must have 2 axes, got 1"):
+            Relative(8, 2, 2, features=features)
+    for positions in (SinusoidalPositions(8, 1), LearnedPositions(8, (4,)), LearnedPositions(1, (4, 4))):
+        with pytest.raises(ValueError, match=r"positions: must have 8 channels and 2 axes"):
+            Absolute(8, 2, 2, positions=positions)
 
 
 def test_initial_heads_are_drawn_as_in_the_papers_code() -> None:

@@ -31,6 +31,24 @@ def images(*sizes: int) -> Tensor:
     return torch.randn(2, 12, *sizes, dtype=DOUBLE)
 
 
+@pytest.mark.parametrize("planned", [False, True])
+def test_replicas_of_data_parallel(planned: bool) -> None:
+    layer, x = from_conv(nn.Conv2d(12, 5, 3, padding=1).double()), images(4, 5)
+    if planned:
+        layer.plan((4, 5))
+    modules: Any = {"": layer, "encoding": layer.encoding}
+    replicas = {name: module._replicate_for_data_parallel() for name, module in modules.items()}
+    for name, module in modules.items():  # as `torch.nn.parallel.replicate` does
+        for key, parameter in module.named_parameters(recurse=False):
+            setattr(replicas[name], key, parameter * 1)
+    replicas[""]._modules["encoding"] = replicas["encoding"]
+    out = replicas[""](x)
+    torch.testing.assert_close(out, layer(x), **tolerance(DOUBLE))
+    out.sum().backward()
+    assert layer.weight is not None
+    assert layer.weight.grad is not None
+
+
 @every_encoding
 @every_border
 @pytest.mark.parametrize("dims", [1, 2, 3])
@@ -299,6 +317,14 @@ def test_planned_shifts_follow_the_parameters() -> None:
     soft = layer.state_dict()
     before.load_state_dict(soft)
     assert not isinstance(before.operator(x), Shift)
+
+
+def test_heads_that_are_soft_in_float32_are_no_shifts_then() -> None:
+    layer, x = from_conv(nn.Conv2d(2, 3, 3, padding=1).half(), alpha=9.0), torch.randn(1, 2, 6, 7)
+    assert layer.plan((6, 7)) == "shift"
+    out = layer.float()(x)
+    assert layer.hard_shifts() is None
+    torch.testing.assert_close(out, copy.deepcopy(layer)(x), **tolerance(torch.float32))
 
 
 @pytest.mark.parametrize("border", ["zero", "renormalise", "replicate"])

@@ -108,6 +108,17 @@ def test_the_coarse_grid_is_much_smaller() -> None:
     assert all(max(factor.shape[1:]) <= 80 for factor in wide.factors)
 
 
+def test_nan_stays_nan() -> None:
+    layer = SelfAttention2d(2, 3, 2)
+    with torch.no_grad():
+        layer.encoding.get_parameter("spread").copy_(torch.tensor([[1e-3], [math.nan]]))
+    x = torch.randn(1, 2, 200, 4, requires_grad=True)
+    out = layer(x)
+    out.sum().backward()
+    assert x.grad is not None
+    assert bool(out.isnan().all() and x.grad.isnan().all())
+
+
 def test_narrow_heads_are_not_compressed() -> None:
     factors = operator_of(quadratic(9, 0.05), Grid.make((300, 300))).factors
     assert compress(factors, 2**20) is None

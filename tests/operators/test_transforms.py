@@ -5,8 +5,9 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from attnconv import Kronecker, Quadratic, SelfAttention2d
+from attnconv import Kronecker, Quadratic, Relative, SelfAttention2d
 from attnconv.encodings import encoding_named
+from attnconv.encodings.content import TERMS
 from attnconv.grid import Grid
 from attnconv.operators.kernels import block_sizes
 from tests.tolerances import tolerance
@@ -66,6 +67,15 @@ def test_no_images(encoding: str, outputs: int) -> None:
     assert images.grad.shape == images.shape
     assert attention.weight is not None
     torch.testing.assert_close(attention.weight.grad, torch.zeros_like(attention.weight))
+
+
+def test_no_images_if_keys_or_biases_are_shared() -> None:
+    for terms in (TERMS[2:3], TERMS[2:], (TERMS[0], *TERMS[2:])):
+        attention = SelfAttention2d(4, 5, 3, encoding=Relative(4, 3, terms=terms))
+        images = torch.zeros(0, 4, 6, 5, requires_grad=True)
+        out = attention(images)
+        assert out.shape == (0, 5, 6, 5)
+        out.sum().backward()
 
 
 @every_form

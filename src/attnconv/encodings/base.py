@@ -11,6 +11,7 @@ relative weight exp(-alpha (k^2 - 2 k f)). Along one axis, the nearest key has p
 import abc
 import copy
 import math
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, final
@@ -20,7 +21,7 @@ from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
 from attnconv._util.errors import bad
-from attnconv._util.value_checks import whole
+from attnconv._util.value_checks import is_index, whole
 from attnconv.grid import Grid
 from attnconv.operators.base import AttentionOperator, all_queries, full_precision, has_values, score_dtype
 from attnconv.operators.kernels import block_sizes
@@ -144,7 +145,7 @@ class Encoding(nn.Module, abc.ABC):
             heads: Indices of one or more heads, from 0.
 
         Raises:
-            ValueError: If `heads` is empty or out of range, or `by_head` is None.
+            ValueError: If `heads` is empty or contains anything else, or `by_head` is None.
 
         Example:
             >>> from attnconv import Quadratic
@@ -156,14 +157,15 @@ class Encoding(nn.Module, abc.ABC):
         if self.by_head is None:
             fix = f"Set {name}.by_head; use () if no parameter is split by head."
             raise ValueError(bad("by_head", "must name the parameters that are split by head", f"None in {name}", fix))
-        if not heads or any(not 0 <= head < self.heads for head in heads):
+        chosen = [operator.index(head) for head in heads if is_index(head)]
+        if not chosen or len(chosen) < len(heads) or not all(0 <= head < self.heads for head in chosen):
             raise ValueError(bad("heads", f"must contain one or more indices from 0 to {self.heads - 1}", list(heads)))
         picked = copy.deepcopy(self)
-        picked.heads = len(heads)
+        picked.heads = len(chosen)
         for path, parameter in list(picked.named_parameters()):
             if path.partition(".")[0] in self.by_head:
                 owner, _, leaf = path.rpartition(".")
-                parts = parameter.detach().unflatten(0, (self.heads, -1))[list(heads)].flatten(0, 1)
+                parts = parameter.detach().unflatten(0, (self.heads, -1))[chosen].flatten(0, 1)
                 setattr(picked.get_submodule(owner), leaf, nn.Parameter(parts, requires_grad=parameter.requires_grad))
         for module in picked.modules():
             if isinstance(module, nn.Linear):

@@ -42,7 +42,7 @@ class SinusoidalPositions(nn.Module):
 
     def __init__(self, channels: int, dims: int) -> None:
         super().__init__()
-        self.channels = check_sinusoidal("in_channels", channels, dims)
+        self.channels, self.dims = check_sinusoidal("in_channels", channels, dims), dims
 
     def forward(self, grid: Grid, points: list[Tensor], dtype: torch.dtype) -> Float[Tensor, "*points channels"]:
         """Return the vectors at all combinations of positions in `points`, one int64 tensor per axis."""
@@ -65,6 +65,7 @@ class LearnedPositions(nn.Module):
         super().__init__()
         if not sizes or any(size < 1 for size in sizes):
             raise ValueError(bad("sizes", "must be at least 1 on every axis", sizes))
+        self.channels, self.dims = channels, len(sizes)
         self.table = nn.Parameter(torch.randn(1, channels, *sizes) * std)
 
     def forward(self, grid: Grid, points: list[Tensor], dtype: torch.dtype) -> Float[Tensor, "*points channels"]:
@@ -91,8 +92,8 @@ class Absolute(Encoding):
 
     Raises:
         TypeError: If a number is not an integer.
-        ValueError: If `heads` is below 1, `dims` is not 1, 2 or 3, or a number of channels
-            is below 1.
+        ValueError: If `heads` is below 1, `dims` is not 1, 2 or 3, a number of channels is below 1, or `positions` has
+            other channels or axes.
     """
 
     by_head = ("query", "key")
@@ -111,6 +112,9 @@ class Absolute(Encoding):
         self.scale = 1 / math.sqrt(self.head_channels)
         self.query = nn.Linear(in_channels, heads * self.head_channels, bias=False)
         self.key = nn.Linear(in_channels, heads * self.head_channels, bias=False)
+        if (positions.channels, positions.dims) != (in_channels, dims):
+            got = f"{positions.channels} channels and {positions.dims} axes"
+            raise ValueError(bad("positions", f"must have {in_channels} channels and {dims} axes", got))
         self.positions = positions
 
     def operator(self, grid: Grid, x: Float[Tensor, "b *sizes c"]) -> Content:
@@ -183,7 +187,7 @@ class Relative(Encoding):
     Raises:
         TypeError: If a number is not an integer.
         ValueError: If `heads` is below 1, `dims` is not 1, 2 or 3, a number of channels is
-            below 1, or `terms` is empty or contains an unknown name.
+            below 1, `features` has other axes, or `terms` is empty or contains an unknown name.
     """
 
     by_head = ("query", "key", "position_key", "content_bias", "position_bias")
@@ -206,6 +210,8 @@ class Relative(Encoding):
         self.reads_content = self.used != {"position-position"}
         self.head_channels = check_head_channels(in_channels, head_channels)
         self.features = features or SinusoidalFeatures(-(-in_channels // (2 * dims)) * 2 * dims, dims)
+        if self.features.dims != dims:
+            raise ValueError(bad("features", f"must have {dims} axes", self.features.dims))
         self.scale = 1 / math.sqrt(self.head_channels) if scaled else 1.0
         width, vector = heads * self.head_channels, (heads, self.head_channels)
 

@@ -62,7 +62,7 @@ class PlannedLayer(GridLayer):
             fix = "Increase alpha and use integer centres, or choose 'structured'."
             raise ValueError(bad("choose", "must not be 'shift' if heads attend to several keys", "soft heads", fix))
         if choose == "auto":
-            choose = self._form(self.grid(sizes), 1, next(self.parameters()).dtype) if shifts is None else "shift"
+            choose = self._form(self.grid(sizes), 1, next(self.parameters())) if shifts is None else "shift"
         self._plan, self._shifts, self._read = choose, shifts or (), self._copies()
         return choose
 
@@ -79,6 +79,8 @@ class PlannedLayer(GridLayer):
     def renew_shifts(self) -> None:
         """Read planned shifts again if parameters of the encoding have changed; discard the plan if heads are soft."""
         parameters = list(self.encoding.parameters())
+        if not parameters:  # a replica of nn.DataParallel, which stores them as plain tensors
+            return
         captured = parameters[0].is_cuda and torch.cuda.is_current_stream_capturing()
         if captured or is_transformed() or not all(map(has_values, parameters)):
             return
@@ -86,7 +88,7 @@ class PlannedLayer(GridLayer):
         if len(parameters) == len(self._read) and all(map(_equal, parameters, self._read)):
             return
         shifts = self.hard_shifts()
-        if self._read and shifts != self._shifts and parameters[0].dtype != self._read[0].dtype:
+        if shifts is not None and shifts != self._shifts and self._read and parameters[0].dtype != self._read[0].dtype:
             got, fix = f"different shifts in {parameters[0].dtype}", "Use float32 for this layer."
             raise ValueError(bad(self.called or "layer", "must keep its shifts if its dtype changes", got, fix))
         if shifts is None:
@@ -108,7 +110,8 @@ class PlannedLayer(GridLayer):
             parameters = list(self.encoding.parameters())
             trained = torch.is_grad_enabled() and any(parameter.requires_grad for parameter in parameters)
             # The anchor, which receives zero gradients, is all parameters if any is trained, otherwise any one of them.
-            anchor = torch.cat([parameter.flatten() for parameter in parameters]) if trained else parameters[0]
+            some = parameters[0] if parameters else pixels.new_zeros(())
+            anchor = torch.cat([parameter.flatten() for parameter in parameters]) if trained else some
             return Shift(grid, self._shifts, anchor)
         if self._plan is None and self.backend == "reference":
             terms = torch.broadcast_tensors(*self.encoding.terms(grid, pixels).values())
@@ -117,13 +120,13 @@ class PlannedLayer(GridLayer):
         dense = (self._plan or self.backend) == "dense"
         known = not torch.compiler.is_compiling() and pixels.device.type != "meta"
         if self._plan is None and self.backend == "auto" and known and isinstance(operator, Kronecker):
-            dense = self._form(grid, pixels.shape[0], product_dtype(pixels)) == "dense"
+            dense = self._form(grid, pixels.shape[0], pixels) == "dense"
         return Dense.of(operator) if dense else operator
 
-    def _form(self, grid: Grid, batch: int, dtype: torch.dtype) -> Literal["dense", "structured"]:
-        """Return the form of the operator that is predicted to be faster."""
-        channels, device = min(self.in_channels, self.out_channels), next(self.parameters()).device.type
-        low = dtype in (torch.bfloat16, torch.float16)
+    def _form(self, grid: Grid, batch: int, like: Tensor) -> Literal["dense", "structured"]:
+        """Return the form of the operator that is predicted to be faster in the dtype and on the device of `like`."""
+        channels, device = min(self.in_channels, self.out_channels), like.device.type
+        low = product_dtype(like) in (torch.bfloat16, torch.float16)
         training = torch.is_grad_enabled() and any(parameter.requires_grad for parameter in self.parameters())
         return fastest(grid, self.heads, channels, batch, low=low, training=training, device=device)
 

@@ -60,7 +60,7 @@ class Content(LatticeOperator):
         self.keys = keys
         self.biases = tuple(biases)
         self.heads = queries.shape[1]
-        self.batch = max(queries.shape[0], keys.shape[0])
+        self.batch = _batch(queries, keys)
         self.device = queries.device
 
     def contract(self, x: Images, weight: Weights, groups: int = 1) -> Outputs:
@@ -170,7 +170,7 @@ def attend(
 
 def _forward(queries: Tensor, keys: Tensor, values: Tensor, *biases: Tensor) -> Tensor:
     """Compute `attend` one block of rows at a time."""
-    batch = max(tensor.shape[0] for tensor in (queries, keys, values, *biases))
+    batch = _batch(queries, keys, values, *biases)
     out = values.new_empty((batch, *queries.shape[1:3], values.shape[-1]))
     held: Buffers = {}
     for images, rows in _blocks(batch, queries, keys):
@@ -215,6 +215,11 @@ def _gradients(inputs: Sequence[Tensor], gradient: Tensor, wanted: Sequence[bool
     return tuple(total.mT if place in (1, 2) else total for place, total in enumerate(totals))
 
 
+def _batch(*tensors: Tensor) -> int:
+    """Return the number of images, which may be 0; tensors that all images share have size 1."""
+    return next((tensor.shape[0] for tensor in tensors if tensor.shape[0] != 1), 1)
+
+
 def _buffer(held: Buffers, place: int, shape: Sequence[int], like: Tensor) -> Tensor:
     """Return an uninitialised tensor in a buffer that all blocks share, which avoids page faults."""
     size = math.prod(shape)
@@ -241,7 +246,7 @@ def _part(images: slice, rows: slice, *inputs: Tensor) -> list[Tensor]:
 
 def _rows(queries: Tensor, keys: Tensor, biases: Sequence[Tensor], held: Buffers) -> Float[Tensor, "b h r lattice"]:
     """Compute the probabilities of a block in the second buffer."""
-    batch = max(tensor.shape[0] for tensor in (queries, keys, *biases))
+    batch = _batch(queries, keys, *biases)
     scores = _buffer(held, 0, (batch, *queries.shape[1:3], keys.shape[2]), queries)
     if biases:  # write them first, then add the product in place
         grid = scores.view(*scores.shape[:-1], *(bias.shape[-1] for bias in biases))

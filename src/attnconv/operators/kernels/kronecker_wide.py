@@ -91,9 +91,9 @@ def _fit(factor: Float[Tensor, "h q k"], count: int) -> tuple[Tensor, Tensor, Te
 
 
 def _significant(core: Float[Tensor, "h q k"], dim: int) -> int:
-    """Return the number of leading functions along a dimension; all other coefficients are rounding errors."""
+    """Return the number of leading functions along a dimension; all other coefficients are rounding errors, not NaN."""
     largest = core.abs().amax((0, 3 - dim))
-    return int(torch.nonzero(largest > torch.finfo(core.dtype).eps * largest.max()).max()) + 1
+    return int(torch.nonzero(~(largest <= torch.finfo(core.dtype).eps * largest.max())).max()) + 1
 
 
 @lru_cache(maxsize=16)
