@@ -45,7 +45,7 @@ export async function opened(browser, { hash = "", ...options } = {}) {
 }
 
 /** Return a function that returns the time, in ms, that the page's main thread has computed; waiting for other processes does not count. */
-export async function computing(page) {
+async function computing(page) {
   const client = await page.context().newCDPSession(page);
   await client.send("Performance.enable", { timeDomain: "threadTicks" });
   return async () => {
@@ -53,6 +53,36 @@ export async function computing(page) {
     const parts = metrics.filter(({ name }) => ["ScriptDuration", "LayoutDuration", "RecalcStyleDuration"].includes(name));
     return 1000 * parts.reduce((sum, { value }) => sum + value, 0);
   };
+}
+
+/**
+ * Return the computing time of `draw` per frame in million exponentials; it returns its number of frames.
+ * Machines and their load differ, so both are measured in turn with the same clock.
+ */
+export async function exponentialsPerFrame(page, draw) {
+  const spent = await computing(page);
+  const times = { frames: 0, exponentials: 0 };
+  let frames = 0;
+  for (let round = 0; round < 4; round++) {
+    const start = await spent();
+    frames += await draw();
+    const between = await spent();
+    await page.evaluate(
+      () =>
+        new Promise((done) =>
+          requestAnimationFrame(() => {
+            let sum = 0;
+            for (let i = 0; i < 1e7; i += 1) sum += Math.exp(-1e-7 * i);
+            done(sum);
+          }),
+        ),
+    );
+    times.frames += between - start;
+    times.exponentials += (await spent()) - between;
+  }
+  const million = times.exponentials / 40;
+  console.log(`      ${(times.frames / frames).toFixed(1)} ms per frame, a million exponentials in ${million.toFixed(1)} ms`);
+  return times.frames / frames / million;
 }
 
 /** Return axe's findings in the current page, one line per rule. */
