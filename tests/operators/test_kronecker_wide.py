@@ -101,11 +101,30 @@ def test_channels_and_groups(channels: tuple[int, int], groups: int, found: list
     assert all(one is not None for one in found)
 
 
-def test_the_coarse_grid_is_much_smaller() -> None:
-    factors = operator_of(quadratic(9, 0.001).float(), Grid.make((512, 512)), torch.zeros(1, 512, 512, 1)).factors
-    wide = compress(factors, 2**20)
+@pytest.mark.parametrize("sizes", [(211, 199), (300, 180), (192, 320)])
+@pytest.mark.parametrize("dtype", [torch.float32, DOUBLE])
+def test_panels(sizes: tuple[int, int], dtype: torch.dtype, found: list[Compressed | None]) -> None:
+    compare(quadratic(9, 0.002), Grid.make(sizes), dtype)
+    blocks = [one.keys[axis] for one in found if one is not None for axis in range(2)]
+    assert len(blocks) == 4
+    assert all(
+        (block is not None and len(block) < size) == (sizes != (211, 199))
+        for block, size in zip(blocks, 2 * sizes, strict=False)
+    )
+
+
+@pytest.mark.parametrize("stride", [10, 30])
+def test_few_queries_with_folded_padding(stride: int) -> None:
+    compare(quadratic(9, 0.00005, dims=1), Grid.make((300,), stride=stride, padding=2, border="reflect"), DOUBLE)
+
+
+@pytest.mark.parametrize(("size", "alpha", "block", "most"), [(512, 0.001, 256, 80), (1024, 0.01, 64, 450)])
+def test_the_coarse_grid_is_much_smaller(size: int, alpha: float, block: int, most: int) -> None:
+    factors = operator_of(quadratic(9, alpha).float(), Grid.make((size, size)), torch.zeros(1, size, size, 1)).factors
+    wide = compress(factors, 64 * size**2)
     assert wide is not None
-    assert all(max(factor.shape[1:]) <= 80 for factor in wide.factors)
+    assert all(max(factor.shape[1:]) <= most for factor in wide.factors)
+    assert all(keys is not None and len(keys) == block for keys in wide.keys)
 
 
 def test_nan_stays_nan() -> None:

@@ -40,7 +40,7 @@ from attnconv.operators.base import (
 )
 from attnconv.operators.kernels import block_sizes, contractions
 from attnconv.operators.kernels.kronecker_long_axes import contract_long, pull_long
-from attnconv.operators.kernels.kronecker_wide import compress, transform
+from attnconv.operators.kernels.kronecker_wide import between, compress, transform
 from attnconv.operators.kernels.recompute_in_backward import Gradients, recomputing
 
 
@@ -357,7 +357,7 @@ def _gradients_smooth(inputs: Sequence[Tensor], gradient: Tensor, wanted: Sequen
     for axis, (left, right) in enumerate(zip(wide.queries, wide.keys, strict=True)):
         core = to_factors[axis]
         if core is not None and left is not None and right is not None:
-            to_factors[axis] = left @ core @ right.mT
+            to_factors[axis] = between(left, core, right.mT)
     parts = [(wide.heads, (to_x, to_weight, *to_factors))]
     if wide.others:
         rest = (x, weight[wide.others], *(factor[wide.others].to(x.dtype) for factor in factors))
