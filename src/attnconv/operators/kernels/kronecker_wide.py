@@ -53,16 +53,13 @@ def compress(factors: Sequence[Float[Tensor, "h _ _"]], values: int) -> Compress
 
     def cost(heads: Sequence[int]) -> float:
         """Return the number of multiplications with these heads compressed, minus the number without."""
-        total, coarse = 0.0, float(values)
-        for axis in axes:
-            panels, degree = division(axis, heads)
-            coarse *= min(panels * degree / factors[axis].shape[2], 1.0)
+        divisions = [(axis, factors[axis].shape[2], *division(axis, heads)) for axis in axes]
+        coarse = values * math.prod(min(panels * degree / size, 1.0) for _, size, panels, degree in divisions)
+        total = 0.0
+        for axis, size, panels, degree in divisions:
             total += 2 * degree * values + 2 * len(heads) * factors[axis][0].numel() * degree
-            total -= sum(widths[axis][head] for head in heads) * values
-        for axis in axes:
-            panels, degree = division(axis, heads)
-            seen = [widths[axis][head] * panels / factors[axis].shape[2] + 2 for head in heads]  # panels per query
-            total += sum(min(panels, some) for some in seen) * degree * coarse
+            seen = sum(min(panels, widths[axis][head] * panels / size + 2) for head in heads)  # panels, for all heads
+            total += seen * degree * coarse - sum(widths[axis][head] for head in heads) * values
         return total
 
     order = sorted(range(count), key=lambda head: -min(widths[axis][head] / factors[axis].shape[2] for axis in axes))
