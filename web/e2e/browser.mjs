@@ -56,7 +56,7 @@ async function computing(page) {
 }
 
 /**
- * Return the computing time of `draw` per frame in million exponentials; it returns its number of frames.
+ * Return the computing time per frame in million exponentials; `draw` draws some frames and returns their number.
  * Machines and their load differ, so both are measured in turn with the same clock.
  */
 export async function exponentialsPerFrame(page, draw) {
