@@ -1,8 +1,8 @@
 """Kronecker contraction of wide heads along long axes, compressed to polynomials of low degree on panels.
 
-Each long axis is split into panels of equal length, at least half as long as the range of keys of a head. On a panel, the
-factors of a wide Gaussian head are smooth: F_h,a = Q_a C_h,a P_a^T up to rounding, where the columns of Q_a and P_a are
-orthonormal polynomials over the queries and the keys of one panel of axis a, and C_h,a = Q_a^T F_h,a P_a. Hence
+Each long axis is split into panels of equal length, at least half as long as the range of keys of a head. On a panel,
+the factors of a wide Gaussian head are smooth: F_h,a = Q_a C_h,a P_a^T up to rounding, where the columns of Q_a and P_a
+are orthonormal polynomials over the queries and the keys of one panel of axis a, and C_h,a = Q_a^T F_h,a P_a. Hence
 
     sum_h (F_h,1 (x) F_h,2) X W_h  =  (Q_1 (x) Q_2) sum_h (C_h,1 (x) C_h,2) ((P_1 (x) P_2)^T X) W_h,
 
