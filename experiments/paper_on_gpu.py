@@ -64,11 +64,12 @@ FIRST: tuple[str, ...] = ("quadratic", "resnet18")
 NEXT: tuple[str, ...] = (SOURCE, PRUNED, "learned", "quadratic-16-heads")
 CONTENT = "learned-content"
 CONTENT_EPOCHS = 100  # of this model and of the run with attention dropout
-VIT = (  # ViT-Ti with 16 x 16 tokens, and the initialisations that it is trained with
+VIT = (  # the width, heads and depth of ViT-Ti, with 16 x 16 tokens, and its initialisations and recipes
     *("--width", "192", "--heads", "3", "--depth", "12", "--patch", "2", "--epochs", "100"),
-    *("--rows", "default", "convolution", "impulse", "mimetic", "conditioned"),
+    *("--rows", "default", "default, rate 0.002", "default, class token", "convolution", "convolution, rate 0.002"),
+    *("convolution, class token", "convolution, half as long positions", "mimetic"),
 )
-STAGED = ("--rows", "three stages", "quadratic", "--width", "256", "--epochs", "100")
+STAGED = ("--rows", "three stages", "quadratic", "ResNet", "--width", "256", "--epochs", "100")
 DONE, FAILED, MORE = 0, 1, 3
 LEAST_SECONDS = 5.0  # minimum time left to start a job
 CHECKPOINT_EVERY = 5  # epochs between checkpoints of long runs; an epoch takes seconds

@@ -16,6 +16,7 @@ from attnconv.data.load_splits import load_data
 from attnconv.data.settings import AugmentSettings, DataSettings
 from attnconv.models.presets import preset_settings
 from attnconv.report.figure_style import FAINT, GRID, INK, colour_of, house_style, save
+from attnconv.training.environment import environment
 from attnconv.training.evaluation import device_of, on_device
 from attnconv.training.loop import TrainingLoop, numerics
 from attnconv.training.run_recorder import read_state, save_state
@@ -55,7 +56,8 @@ class Recipe:
 class Curve:
     """Measurements of a run, one per epoch; accuracies are from 0 to 1. `settings` identifies the run.
 
-    `precision` is 32 if the settings say bf16 and the device would emulate it.
+    `precision` is 32 if the settings say bf16 and the device would emulate it. `environment` contains the versions, the
+    commit and the device; older records lack it.
     The test accuracy is measured only about five times per run, the last time after the last epoch.
     """
 
@@ -66,6 +68,7 @@ class Curve:
     seconds: list[float]
     settings: Any
     precision: str = "bf16"
+    environment: dict[str, Any] | None = None
 
 
 def data_of(recipe: Recipe, root: Path) -> Splits:
@@ -131,9 +134,10 @@ def _train(file: Path, on: Any, make: Callable[[], nn.Module], settings: RunSett
     used = on_device(settings.train.precision, device)
     test_every = max(1, settings.train.epochs // 5)  # epochs
     file.parent.mkdir(parents=True, exist_ok=True)
+    made = {name: value for name, value in environment([], device).items() if name in ("versions", "commit", "device")}
     with numerics(device):
         model = make()
-        curve = Curve(sum(weight.numel() for weight in model.parameters()), [], [], [], [], on, used)
+        curve = Curve(sum(weight.numel() for weight in model.parameters()), [], [], [], [], on, used, made)
         loop = TrainingLoop(settings, model, data, device)
         if file.is_file():
             state = read_state(file)

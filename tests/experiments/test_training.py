@@ -60,6 +60,7 @@ def test_an_interrupted_run_continues_as_if_it_had_not_been(
     assert len(list((tmp_path / "parts").glob("*/a-model.state"))) == 1
     parts = train("parts")
     assert {**parts, "seconds": 0} == {**whole, "seconds": 0}
+    assert parts["environment"]["versions"]["torch"] == torch.__version__
     assert len(parts["seconds"]) == 10
     assert len(parts["test_accuracy"]) == 5  # after every second epoch
     monkeypatch.setattr(training, "_train", None)  # a call would fail

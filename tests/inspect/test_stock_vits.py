@@ -1,4 +1,4 @@
-"""Models of timm and Hugging Face with random weights: head replacement, initialisation, and rejected models."""
+"""Models of timm, Hugging Face and torchvision with random weights: replaced heads, initialisation, rejected models."""
 
 from collections.abc import Callable
 from functools import partial
@@ -15,12 +15,12 @@ from tests.tolerances import tolerance
 
 SIZE = 56
 TIMM: dict[str, tuple[str, dict[str, Any]]] = {
-    "class token": ("vit_tiny_patch16_224", {"patch_size": 8}),
-    "distillation token": ("deit_tiny_distilled_patch16_224", {"patch_size": 8}),
-    "no token": ("vit_tiny_patch16_224", {"patch_size": 8, "class_token": False, "global_pool": "avg"}),
-    "registers, layer scale": ("vit_small_patch14_reg4_dinov2", {"patch_size": 8, "init_values": 0.5}),
-    "no bias, any size": ("vit_tiny_patch16_224", {"patch_size": 8, "qkv_bias": False, "dynamic_img_size": True}),
-    "norms": ("vit_tiny_patch16_224", {"patch_size": 8, "qk_norm": True}),
+    "class token": ("vit_tiny_patch16_224", {"patch_size": 7}),
+    "distillation token": ("deit_tiny_distilled_patch16_224", {"patch_size": 7}),
+    "no token": ("vit_tiny_patch16_224", {"patch_size": 7, "class_token": False, "global_pool": "avg"}),
+    "registers, layer scale": ("vit_small_patch14_reg4_dinov2", {"patch_size": 7, "init_values": 0.5}),
+    "no bias, any size": ("vit_tiny_patch16_224", {"patch_size": 7, "qkv_bias": False, "dynamic_img_size": True}),
+    "norms": ("vit_tiny_patch16_224", {"patch_size": 7, "qk_norm": True}),
 }
 # Other kinds of attention: their heads can be replaced, but they cannot be initialised as a convolution.
 SMALL = {"patch_size": 8}
@@ -143,7 +143,9 @@ def assert_starts(model: nn.Module) -> None:
         for start in starts.values():
             assert float(start.mass.mean()) == pytest.approx(0.99, abs=1e-3)
             assert start.error < 0.05
-    output(model)
+    for method in ("mimetic", "impulse", "conditioned"):
+        assert len(initialize(model, method)) == 2
+        assert bool(output(model).isfinite().all())
 
 
 class TestTimm:
@@ -164,7 +166,7 @@ class TestTimm:
         ]
 
     @pytest.mark.parametrize("kind", [kind for kind in TIMM if kind != "norms"])
-    def test_it_starts_as_a_convolution(self, kind: str) -> None:
+    def test_it_is_initialised(self, kind: str) -> None:
         assert_starts(timm_model(kind))
 
     @pytest.mark.parametrize(
@@ -229,7 +231,7 @@ class TestHuggingFace:
         torch.testing.assert_close(found[0], found[1], **tolerance(torch.float32, scale=10))
 
     @pytest.mark.parametrize("name", HUGGING_FACE)
-    def test_it_starts_as_a_convolution(self, name: str) -> None:
+    def test_it_is_initialised(self, name: str) -> None:
         assert_starts(hugging_face_model(name))
 
     def test_others_are_refused_by_name(self) -> None:
@@ -271,3 +273,7 @@ class TestTorch:
         swin = torchvision.models.swin_transformer.SwinTransformer([4, 4], 24, [2], [3], [7, 7])
         with pytest.raises(ValueError, match=r"model.features.1.0.attn.x: .*3 axes"):
             replace_heads(swin, images(), count=1)
+
+    def test_torchvision_s_is_initialised(self) -> None:
+        torchvision = pytest.importorskip("torchvision")
+        assert_starts(torchvision.models.VisionTransformer(SIZE, 8, 2, 3, 48, 48, num_classes=5))

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Generator, Tensor, nn
 
+from attnconv._util.errors import bad
 from attnconv.inspect.module_adapters import AttentionParts, VitParts
 from attnconv.surgery.convolution_start import shifted_keys
 
@@ -100,6 +101,9 @@ def set_scores(
     elif scores == "impulse":
         shifts = torch.tensor(SHIFTS)[torch.arange(attention.heads) % len(SHIFTS)]
         targets = impulse_targets(*shifted_keys(shifts, parts.grid), generator)
+        if (tokens := targets.shape[1]) < size:
+            requirement = f"'impulse' needs at least as many image tokens as channels per head ({size})"
+            raise ValueError(bad("attention", requirement, tokens))
         image = parts.positions[0, -targets.shape[1] :].cpu()
         pairs = list(zip(*impulse(image, targets, size), strict=True))
     else:

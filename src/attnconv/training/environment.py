@@ -18,7 +18,11 @@ def environment(command: Sequence[str], device: torch.device) -> dict[str, Any]:
     """Describe the environment for `settings.json`."""
     on_gpu = device.type == "cuda"
     return {
-        "versions": {"attnconv": attnconv.__version__, "python": platform.python_version(), "torch": torch.__version__},
+        "versions": {
+            "attnconv": attnconv.__version__,
+            "python": platform.python_version(),
+            "torch": str(torch.__version__),  # a subclass of str otherwise
+        },
         # ATTNCONV_COMMIT names the commit of sources that were copied without the git history.
         "commit": source_commit(Path(attnconv.__file__).parent) or os.environ.get("ATTNCONV_COMMIT"),
         "device": f"{device}: {torch.cuda.get_device_name(device)}" if on_gpu else f"{device.type}: {_processor()}",
