@@ -19,7 +19,7 @@ class Arguments:
 
     The command converts a random convolution to an attention layer and compares their outputs, trains a small
     attention-only model on handwritten digits, and draws the positions that its heads attend to. This takes under three
-    minutes on two CPU cores and needs no internet connection.
+    minutes on two idle CPU cores and needs no internet connection.
 
     Examples:
         attnconv demo
