@@ -115,7 +115,8 @@ def test_a_seed_gives_the_same_weights_in_every_dtype(make: Callable[[], nn.Modu
         initialize(model, method, generator=seeded())
     for name in ("query", "key", "value"):
         single, double = (getattr(vit_parts(model).blocks[0].parts, name).weight.detach() for model in models)
-        torch.testing.assert_close(single, double.float())
+        rounded = 1e-5 if method == "impulse" else 0  # its weights depend on the rounded position embeddings
+        torch.testing.assert_close(single, double.float(), rtol=0, atol=rounded)
 
 
 @pytest.mark.parametrize("options", [{"values": "unchanged"}, {"attention": "unchanged"}, {"layers": [1]}])
