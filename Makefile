@@ -26,7 +26,7 @@ $(STAMP): pyproject.toml constraints.txt
 
 install: $(STAMP)  ## create .venv with the pinned dependency versions
 
-demo: $(STAMP)  ## convert a convolution, train a small model, write its report: under three minutes on an idle machine, no internet connection
+demo: $(STAMP)  ## convert a convolution, train a small model, write its report: under three minutes on two idle cores, no internet
 	$(BIN)/attnconv demo
 
 check: $(STAMP)  ## check formatting, lint rules and types: the quick part of `make test`

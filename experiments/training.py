@@ -134,7 +134,8 @@ def _train(file: Path, on: Any, make: Callable[[], nn.Module], settings: RunSett
     used = on_device(settings.train.precision, device)
     test_every = max(1, settings.train.epochs // 5)  # epochs
     file.parent.mkdir(parents=True, exist_ok=True)
-    made = {name: value for name, value in environment([], device).items() if name in ("versions", "commit", "device")}
+    known = environment([], device)
+    made = {name: known[name] for name in ("versions", "commit", "device")}
     with numerics(device):
         model = make()
         curve = Curve(sum(weight.numel() for weight in model.parameters()), [], [], [], [], on, used, made)
