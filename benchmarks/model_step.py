@@ -9,6 +9,8 @@ One step of SGD with momentum and dropout. Contenders:
 
 The difference between `stored` and `products` is due to norms, dropout, residuals and the optimiser.
 
+The step of a model with attention to content is compared with that of a position-only model of the same size.
+
     python -m benchmarks model-step
 """
 
@@ -27,6 +29,7 @@ from benchmarks.measure import precision
 from benchmarks.results import Results, Row
 
 CONTENDERS = ("stored", "attention", "products")
+PRESETS = ("quadratic-small", "learned-content-small")
 QUICK = {"preset": "quadratic-digits", "batch": 4, "dtypes": ("float32",), "repeats": 2}
 
 
@@ -43,7 +46,9 @@ def run(
         sizes = {"preset": preset, "batch": batch, "dtype": dtype}
         case = f"{preset}, {dtype}, batch {batch}"
         rows += compare(prepare, sizes, CONTENDERS, case=case, repeats=repeats, slower=True)
-    return Results("model-step", "time relative to the step with stored values", tuple(rows))
+        sizes, case = {"batch": batch, "dtype": dtype}, f"scale small, {dtype}, batch {batch}"
+        rows += compare(prepare_preset, sizes, PRESETS, case=case, repeats=repeats, slower=True)
+    return Results("model-step", "time relative to the first contender", tuple(rows))
 
 
 def prepare(*, preset: str, batch: int, dtype: str, contender: str) -> Step:
@@ -67,6 +72,11 @@ def prepare(*, preset: str, batch: int, dtype: str, contender: str) -> Step:
         return []
 
     return step
+
+
+def prepare_preset(*, batch: int, dtype: str, contender: str) -> Step:
+    """Return a training step of the preset `contender`."""
+    return prepare(preset=contender, batch=batch, dtype=dtype, contender="attention")
 
 
 def with_stored_values(model: nn.Module) -> nn.Module:

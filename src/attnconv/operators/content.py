@@ -198,8 +198,9 @@ def _gradients(inputs: Sequence[Tensor], gradient: Tensor, wanted: Sequence[bool
         # Gradients of the probabilities, in the buffer of the scores.
         slopes = _buffer(held, 0, (*part.shape[:-1], keys.shape[2]), part)
         if value.shape[1] == 1:  # shared by all heads
-            into[2][:, 0] += part.flatten(1, 2).mT @ weights.flatten(1, 2)
-            torch.matmul(part.flatten(1, 2), value[:, 0].mT, out=slopes.flatten(1, 2))
+            flat = part.flatten(1, 2)
+            into[2][:, 0] += flat.mT @ weights.flatten(1, 2)
+            torch.matmul(flat, value[:, 0].mT, out=slopes.flatten(1, 2))
         else:
             _add_product(into[2], part.mT, weights)
             torch.matmul(part, value.mT, out=slopes)
