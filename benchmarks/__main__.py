@@ -5,6 +5,7 @@
     python -m benchmarks relative-bias --device cuda
 
 Without --quick this takes about 40 minutes and several gigabytes of memory. Sizes are arguments of each module's `run`.
+On a device without instructions for bfloat16, only float32 is measured.
 """
 
 import argparse
@@ -21,6 +22,7 @@ from rich.markdown import Markdown
 
 from attnconv._util.glibc_malloc import keep_freed_memory
 from attnconv.training.environment import environment
+from attnconv.training.evaluation import on_device
 from benchmarks.measure import measuring_on
 from benchmarks.results import QUESTIONS, Results
 from benchmarks.write_results import section, write
@@ -37,7 +39,7 @@ def main(words: Sequence[str]) -> None:
     record = environment(["python", "-m", "benchmarks", *words], torch.device(arguments.device))
     console, measured, settings = Console(), [], {}
     for name in dict.fromkeys(arguments.names or QUESTIONS):
-        settings[name] = settings_of(name, quick=arguments.quick)
+        settings[name] = settings_of(name, arguments.device, quick=arguments.quick)
         with console.status(f"{name} ..."), measuring_on(arguments.device):
             measured.append(ask(name, settings[name]))
         console.print(Markdown(section(measured[-1], settings[name], screen=True)))
@@ -45,11 +47,14 @@ def main(words: Sequence[str]) -> None:
             write(arguments.out, measured, settings=settings, environment=record)
 
 
-def settings_of(name: str, *, quick: bool) -> dict[str, Any]:
-    """Return the arguments of a benchmark's `run`."""
+def settings_of(name: str, device: str, *, quick: bool) -> dict[str, Any]:
+    """Return the arguments of a benchmark's `run`, without bfloat16 on a device that would emulate it."""
     module = _module(name)
-    defaults = {name: found.default for name, found in inspect.signature(module.run).parameters.items()}
-    return {**defaults, **(module.QUICK if quick else {})}
+    settings = {name: found.default for name, found in inspect.signature(module.run).parameters.items()}
+    settings |= module.QUICK if quick else {}
+    if "dtypes" in settings and on_device("bf16", torch.device(device)) != "bf16":
+        settings["dtypes"] = tuple(dtype for dtype in settings["dtypes"] if dtype != "bfloat16")
+    return settings
 
 
 def ask(name: str, settings: dict[str, Any]) -> Results:

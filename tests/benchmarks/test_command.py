@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from benchmarks import __main__ as command, compare
-from benchmarks.__main__ import main
+from benchmarks.__main__ import main, settings_of
 from benchmarks.measure import Memory
 from benchmarks.results import QUESTIONS
 
@@ -45,6 +45,14 @@ def test_the_figures_of_the_documentation_are_drawn(tmp_path: Path, monkeypatch:
         assert f"({name}.svg)" in page
         assert (tmp_path / f"{name}.svg").is_file()
         assert (tmp_path / f"{name}.png").is_file()
+
+
+@pytest.mark.parametrize(("cpu", "dtypes"), [("AVX2", ("float32",)), ("AVX512", ("float32", "bfloat16"))])
+def test_bfloat16_is_measured_only_if_the_cpu_has_instructions_for_it(
+    cpu: str, dtypes: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: cpu)
+    assert settings_of("planner", "cpu", quick=False)["dtypes"] == dtypes
 
 
 def test_it_runs_from_a_checkout() -> None:
