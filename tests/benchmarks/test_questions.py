@@ -28,7 +28,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def quick(name: str) -> Results:
-    return ask(name, settings_of(name, quick=True))
+    return ask(name, settings_of(name, "cpu", quick=True))
 
 
 @pytest.mark.parametrize("name", QUESTIONS)
