@@ -353,3 +353,11 @@ def test_gradients_of_a_covariance_in_float32_are_right_to_the_rounding_of_their
     assert found is not None
     assert wanted is not None
     assert bool(((found - wanted).abs() <= 2**-24 * terms).all())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_queries_and_keys_are_contiguous_so_that_products_copy_nothing(dtype: torch.dtype) -> None:
+    grid, x = Grid.make((3, 4)), torch.randn(2, 3, 4, 6, dtype=dtype)
+    operator = LearnedRelativeContent(6, 3, max_shift=4).to(dtype).operator(grid, x)
+    assert operator.queries.is_contiguous()
+    assert operator.keys.is_contiguous()
