@@ -101,11 +101,10 @@ class LearnedRelativeContent(Encoding):
     def _parts(self, grid: Grid, x: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
         query = split_heads(self.query(grid.at_queries(x)), self.heads) * self.scale
         indices = grid.unravel(all_queries(grid, query.device))
-        scores = products(query, torch.block_diag(*self.tables).to(query.dtype)).chunk(self.dims, -1)
         biases = []
-        for table, axis, index in zip(scores, grid.axes, indices, strict=True):
+        for part, table, axis, index in zip(query.chunk(self.dims, -1), self.tables, grid.axes, indices, strict=True):
             rows = table_rows(axis.shifts(query.device), self.max_shift)[index]  # (n, lattice_a)
-            biases.append(scores_at(table, rows))
+            biases.append(scores_at(products(part, table.to(query.dtype)), rows))
         return query, split_heads(self.key(grid.extend(x)), self.heads), biases
 
 
