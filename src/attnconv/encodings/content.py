@@ -317,8 +317,9 @@ def check_head_channels(in_channels: int, head_channels: int | None, *, multiple
 def split_heads(flat: Float[Tensor, "b *points he"], heads: int) -> Float[Tensor, "b h flat e"]:
     """Split the channels into one vector per head and point, converted to the dtype of scores."""
     split = flat.unflatten(-1, (heads, -1)).flatten(1, -3)  # (b, points, h, e)
-    converted = split.transpose(1, 2).to(score_dtype(flat.dtype), memory_format=torch.contiguous_format)
-    return converted.contiguous()  # `to` returns a view if the dtype does not change
+    split = split.transpose(1, 2)
+    # Without `copy`, `to` returns a view if the dtype does not change, and every product would copy it.
+    return split.to(score_dtype(flat.dtype), memory_format=torch.contiguous_format, copy=True)
 
 
 def sinusoids(positions: Float[Tensor, "*positions"], channels: int) -> Float[Tensor, "*positions channels"]:

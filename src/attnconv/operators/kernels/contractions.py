@@ -30,17 +30,13 @@ def project_back(gradient: Float[Tensor, "p d"], weight: Float[Tensor, "h i d"],
     return torch.einsum("pgo,higo->hpgi", _grouped(gradient, groups), _grouped(weight, groups)).flatten(2)
 
 
-def add_weight_gradient(
-    total: Float[Tensor, "h i d"], mixed: Float[Tensor, "h p c"], gradient: Float[Tensor, "h p d"], groups: int
-) -> None:
-    """Add the gradient of the weights, Y_h^T G_h, or its diagonal blocks if there are groups, to `total`."""
-    if groups > 1:
-        total.add_(torch.einsum("hpgi,hpgo->higo", _grouped(mixed, groups), _grouped(gradient, groups)).flatten(2))
-    elif total.dtype == mixed.dtype and total.device.type == "cpu":
-        for into, left, right in zip(total, mixed.mT, gradient, strict=True):
-            torch.addmm(into, left, right, out=into)
-    else:
-        total.add_(torch.bmm(mixed.mT, gradient))
+def project_gradient(
+    mixed: Float[Tensor, "h p c"], gradient: Float[Tensor, "h p d"], groups: int
+) -> Float[Tensor, "h i d"]:
+    """Compute the gradient of the weights, Y_h^T G_h, or its diagonal blocks if there are groups."""
+    if groups == 1:
+        return _each(mixed.mT, gradient)
+    return torch.einsum("hpgi,hpgo->higo", _grouped(mixed, groups), _grouped(gradient, groups)).flatten(2)
 
 
 def _grouped(tensor: Tensor, groups: int) -> Tensor:
