@@ -59,6 +59,12 @@ def content(grid: Grid, dtype: torch.dtype, batch: int) -> tuple[AttentionOperat
     return Content(grid, queries * 0.5, keys, biases=biases), [queries, keys, *biases]
 
 
+def content_of_shared_keys(grid: Grid, dtype: torch.dtype, batch: int) -> tuple[AttentionOperator, list[Tensor]]:
+    queries = numbers(batch, HEADS, grid.query_count, 4, dtype=dtype)
+    keys = numbers(batch, 1, grid.lattice_count, 4, dtype=dtype)
+    return Content(grid, queries * 0.5, keys), [queries, keys]
+
+
 def by_encoding(make: Callable[[int], Encoding]) -> Maker:
     """Return a maker of an encoding's operators, for custom encodings too."""
 
@@ -81,6 +87,7 @@ OPERATORS: dict[str, Maker] = {
     "kernel": kernel,
     "toeplitz": toeplitz,
     "content": content,
+    "content, shared keys": content_of_shared_keys,
     **{name: _named(name) for name in ENCODING_NAMES},
 }
 

@@ -361,3 +361,74 @@ def test_queries_and_keys_are_contiguous_so_that_products_copy_nothing(dtype: to
     operator = LearnedRelativeContent(6, 3, max_shift=4).to(dtype).operator(grid, x)
     assert operator.queries.is_contiguous()
     assert operator.keys.is_contiguous()
+
+
+MERGED: dict[str, Callable[[int], Absolute | LearnedRelativeContent]] = {
+    "learned": lambda dims: LearnedRelativeContent(6, 2, dims, max_shift=2),
+    "absolute": lambda dims: Absolute(6, 2, dims, positions=LearnedPositions(6, (4,) * dims)),
+}
+both_merged = pytest.mark.parametrize("make", MERGED.values(), ids=MERGED)
+
+
+def unmerged(encoding: Absolute | LearnedRelativeContent) -> Absolute | LearnedRelativeContent:
+    """Return a copy whose keys are computed by the module `key`, because it has a hook."""
+    other = copy.deepcopy(encoding)
+    other.key.register_forward_hook(lambda *_: None)
+    return other
+
+
+@both_merged
+@pytest.mark.parametrize("dims", [1, 2, 3])
+def test_one_product_replaces_those_of_queries_and_keys_with_equal_outputs_and_gradients(
+    make: Callable[[int], Absolute | LearnedRelativeContent], dims: int
+) -> None:
+    grid = Grid.make((5, 4, 3)[:dims], stride=2, padding=1, border="zero")
+    x, weight = torch.randn(4, *grid.sizes, 6, dtype=DOUBLE), torch.randn(2, 6, 5, dtype=DOUBLE)
+    encoding, found = make(dims).double(), []
+    for some, heads in ((encoding, 1), (unmerged(encoding), 2)):
+        pixels = x.clone().requires_grad_()
+        operator = some.operator(grid, pixels)
+        assert operator.keys.shape[1] == heads
+        out = operator.contract(pixels, weight)
+        out.backward(torch.arange(out.numel(), dtype=DOUBLE).view(out.shape).sin())
+        found.append([operator.to_dense(), out, pixels.grad, *(parameter.grad for parameter in some.parameters())])
+    torch.testing.assert_close(*found)
+
+
+@both_merged
+def test_one_product_loses_no_more_precision_in_half(
+    make: Callable[[int], Absolute | LearnedRelativeContent],
+) -> None:
+    encoding, grid = make(2), Grid.make((8, 8))
+    x = torch.randn(8, 8, 8, 6)
+    exact = copy.deepcopy(encoding).double().operator(grid, x.double()).to_dense().detach()
+    errors = []
+    for some in (encoding, unmerged(encoding)):
+        with torch.autocast("cpu", torch.bfloat16):
+            errors.append(float((some.operator(grid, x).to_dense().detach() - exact).square().mean()))
+    assert errors[0] <= errors[1]
+
+
+@both_merged
+def test_changed_linear_maps_are_called(make: Callable[[int], Absolute | LearnedRelativeContent]) -> None:
+    class Doubled(torch.nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return 2 * super().forward(x)
+
+    encoding, grid, x = make(2), Grid.make((8, 8)), torch.randn(8, 8, 8, 6)
+    changed = copy.deepcopy(encoding)
+    changed.query.__class__ = Doubled
+    assert changed.operator(grid, x).keys.shape[1] == 2
+    parametrised = copy.deepcopy(encoding)
+    torch.nn.utils.parametrizations.orthogonal(parametrised.key)
+    assert parametrised.operator(grid, x).keys.shape[1] == 2
+
+
+@both_merged
+def test_for_few_positions_and_short_vectors_queries_and_keys_are_computed(
+    make: Callable[[int], Absolute | LearnedRelativeContent],
+) -> None:
+    grid = Grid.make((3, 4))
+    assert make(2).operator(grid, torch.randn(1, 3, 4, 6)).keys.shape[1] == 2
+    short = LearnedRelativeContent(6, 2, head_channels=4)
+    assert short.operator(grid, torch.randn(50, 3, 4, 6)).keys.shape[1] == 2

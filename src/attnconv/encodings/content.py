@@ -5,6 +5,9 @@ added to the image. The vectors are sinusoids of the position, or learned.
 
     score_h(q, k) = (x_q + p_q) W_qry . (x_k + p_k) W_key / sqrt(e)
 
+If there are many positions, and e is at least the number of channels, W_qry W_key^T is computed first. Then only one
+product with the image is needed instead of two, and all heads use the image itself as keys.
+
 Relative, equation (8): r_delta = sum_a phi_a(delta_a) is not learned. Terms and their parameters can be omitted.
 
     score_h(q, k) = scale * (   x_q W_qry . x_k W_key          content-content
@@ -26,7 +29,7 @@ from attnconv._util.errors import bad
 from attnconv._util.value_checks import whole
 from attnconv.encodings.base import Encoding, separable_operator
 from attnconv.grid import Grid
-from attnconv.operators.base import AttentionOperator, all_queries, full_precision, score_dtype
+from attnconv.operators.base import AttentionOperator, all_queries, full_precision, has_values, score_dtype
 from attnconv.operators.content import Content
 from attnconv.operators.kernels.contractions import axis_sum
 
@@ -119,6 +122,10 @@ class Absolute(Encoding):
 
     def operator(self, grid: Grid, x: Float[Tensor, "b *sizes c"]) -> Content:
         at_queries, at_lattice = self._positions(grid, x)
+        if merges(x, self.query, self.key, self.heads):
+            right = self.key.weight.unflatten(0, (self.heads, -1))
+            query = merged(grid.at_queries(x) + at_queries, self.query.weight, None, right, self.scale)
+            return Content(grid, query, shared_keys(grid.extend(x) + at_lattice))
         query = split_heads(self.query(grid.at_queries(x) + at_queries), self.heads) * self.scale
         key = split_heads(self.key(grid.extend(x) + at_lattice), self.heads)
         return Content(grid, query, key)
@@ -320,6 +327,39 @@ def split_heads(flat: Float[Tensor, "b *points he"], heads: int) -> Float[Tensor
     split = split.transpose(1, 2)
     # Without `copy`, `to` returns a view if the dtype does not change, and every product would copy it.
     return split.to(score_dtype(flat.dtype), memory_format=torch.contiguous_format, copy=True)
+
+
+def shared_keys(x: Float[Tensor, "b *sizes c"]) -> Float[Tensor, "b 1 lattice c"]:
+    """Return the image as keys of all heads."""
+    return x.flatten(1, -2)[:, None].to(score_dtype(x.dtype))
+
+
+def merges(x: Float[Tensor, "b *sizes c"], query: nn.Linear, key: nn.Linear, heads: int) -> bool:
+    """Return whether `merged` saves operations and would not bypass hooks or subclasses of the linear maps."""
+    channels = x.shape[-1]
+    saves = has_values(x) and key.out_features >= heads * channels and x[..., 0].numel() > 2 * channels
+    return saves and all(
+        type(each) is nn.Linear
+        and not (each._forward_hooks or each._forward_pre_hooks or each._backward_hooks or each._backward_pre_hooks)
+        for each in (query, key)
+    )
+
+
+def merged(
+    x: Float[Tensor, "b *points c"],
+    weight: Float[Tensor, "he c"],
+    bias: Float[Tensor, "he"] | None,
+    right: Float[Tensor, "h e d"],
+    scale: float,
+) -> Float[Tensor, "b h flat d"]:
+    """Compute scale * q_h R_h for queries q_h = x W_h + b_h as x (W_h R_h) + b_h R_h, without computing q_h."""
+    heads, exact = len(right), score_dtype(x.dtype)
+    with full_precision(x.device):
+        left = right.mT.to(exact) * scale
+        weight = (left @ weight.to(exact).unflatten(0, (heads, -1))).flatten(0, 1).to(x.dtype)
+        if bias is not None:
+            bias = (left @ bias.to(exact).view(heads, -1, 1)).flatten().to(x.dtype)
+    return split_heads(F.linear(x, weight, bias), heads)
 
 
 def sinusoids(positions: Float[Tensor, "*positions"], channels: int) -> Float[Tensor, "*positions channels"]:

@@ -7,6 +7,7 @@ The query vector q_h is split into equal parts q_h,a, one per axis. Shifts beyon
 """
 
 import math
+from collections.abc import Sequence
 from typing import final
 
 import torch
@@ -15,9 +16,17 @@ from torch import Tensor, nn
 
 from attnconv._util.value_checks import whole
 from attnconv.encodings.base import Encoding, SeparableEncoding
-from attnconv.encodings.content import check_head_channels, products, scores_at, split_heads
+from attnconv.encodings.content import (
+    check_head_channels,
+    merged,
+    merges,
+    products,
+    scores_at,
+    shared_keys,
+    split_heads,
+)
 from attnconv.grid import Grid
-from attnconv.operators.base import all_queries
+from attnconv.operators.base import all_queries, full_precision, score_dtype
 from attnconv.operators.content import Content
 from attnconv.operators.kernels.contractions import axis_sum
 
@@ -91,6 +100,8 @@ class LearnedRelativeContent(Encoding):
         self.tables = nn.ParameterList(torch.randn(rows, part) for _ in range(dims))
 
     def operator(self, grid: Grid, x: Float[Tensor, "b *sizes c"]) -> Content:
+        if merges(x, self.query, self.key, self.heads):
+            return self._merged(grid, x)
         query, key, biases = self._parts(grid, x)
         return Content(grid, query, key, biases=biases)
 
@@ -100,12 +111,31 @@ class LearnedRelativeContent(Encoding):
 
     def _parts(self, grid: Grid, x: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
         query = split_heads(self.query(grid.at_queries(x)), self.heads) * self.scale
-        indices = grid.unravel(all_queries(grid, query.device))
-        biases = []
-        for part, table, axis, index in zip(query.chunk(self.dims, -1), self.tables, grid.axes, indices, strict=True):
-            rows = table_rows(axis.shifts(query.device), self.max_shift)[index]  # (n, lattice_a)
-            biases.append(scores_at(products(part, table.to(query.dtype)), rows))
+        parts = zip(query.chunk(self.dims, -1), self.tables, strict=True)
+        biases = self._biases(grid, [products(part, table.to(query.dtype)) for part, table in parts])
         return query, split_heads(self.key(grid.extend(x)), self.heads), biases
+
+    def _merged(self, grid: Grid, x: Tensor) -> Content:
+        """Compute the operator with the image as keys of all heads, see `merged`."""
+        at_queries, exact = grid.at_queries(x), score_dtype(x.dtype)
+        weight, bias = self.query.weight, self.query.bias
+        query = merged(at_queries, weight, bias, self.key.weight.unflatten(0, (self.heads, -1)), self.scale)
+        with full_precision(x.device):
+            tables = torch.block_diag(*(table.to(exact) for table in self.tables)).expand(self.heads, -1, -1)
+            sizes = [len(table) for table in self.tables]
+            # Every key has one shift along the first axis, so the bias of the keys can be added to its table.
+            first = tables[:, : sizes[0]] + self.key.bias.to(exact).view(self.heads, 1, -1)
+            right = torch.cat([first, tables[:, sizes[0] :]], 1).mT
+            scores = merged(at_queries.to(exact), weight, bias, right, self.scale)
+        return Content(grid, query, shared_keys(grid.extend(x)), biases=self._biases(grid, scores.split(sizes, -1)))
+
+    def _biases(self, grid: Grid, scores: Sequence[Float[Tensor, "b h n t"]]) -> list[Tensor]:
+        """Gather the scores of all table rows at the shifts along each axis."""
+        indices = grid.unravel(all_queries(grid, scores[0].device))
+        return [
+            scores_at(each, table_rows(axis.shifts(each.device), self.max_shift)[index])  # (n, lattice_a)
+            for each, axis, index in zip(scores, grid.axes, indices, strict=True)
+        ]
 
 
 def table_rows(shifts: Tensor, max_shift: int) -> Int[Tensor, "n lattice"]:

@@ -106,7 +106,9 @@ def content_tensors(operator: Content, budget: int) -> tuple[dict[str, Tensor], 
     no channel fits, if the scores of truncated vectors would have errors above `COARSEST`, or if float16 overflows.
     """
     count = operator.grid.key_count
-    queries, keys = (part.float().expand(operator.batch, -1, -1, -1) for part in (operator.queries, operator.keys))
+    queries, keys = (
+        part.float().expand(operator.batch, operator.heads, -1, -1) for part in (operator.queries, operator.keys)
+    )
     biases = [below_largest(bias.float()).clamp_min(LOWEST) for bias in operator.biases]
     channels = (budget // (2 * operator.heads * count) - sum(bias.shape[-1] for bias in biases)) // 2
     shortened = queries.shape[-1] > channels

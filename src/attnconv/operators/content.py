@@ -43,7 +43,8 @@ class Content(LatticeOperator):
     Args:
         grid: Grid of queries and keys.
         queries: Query vectors, already multiplied by the scale of the scores, (1 or b, h, n, e).
-        keys: Key vectors of the lattice points (keys and padding, see `attnconv.grid`), (1 or b, h, lattice, e).
+        keys: Key vectors of the lattice points (keys and padding, see `attnconv.grid`), (1 or b, h, lattice, e), or
+            (1 or b, 1, lattice, e) if all heads share them.
         biases: Position scores, one tensor (1 or b, h, n, lattice_a) for each axis a with lattice_a points; or empty.
     """
 
@@ -51,7 +52,7 @@ class Content(LatticeOperator):
         self,
         grid: Grid,
         queries: Float[Tensor, "#b h n e"],
-        keys: Float[Tensor, "#b h lattice e"],
+        keys: Float[Tensor, "#b #h lattice e"],
         *,
         biases: Sequence[Float[Tensor, "#b h n _"]] = (),
     ) -> None:
@@ -151,7 +152,7 @@ def axis_scores(q: Tensor, table: Tensor, dim: int, sizes: Sequence[int]) -> Flo
 
 def attend(
     queries: Float[Tensor, "#b h n e"],
-    keys: Float[Tensor, "#b h lattice e"],
+    keys: Float[Tensor, "#b #h lattice e"],
     values: Float[Tensor, "b #h lattice f"],
     biases: Sequence[Float[Tensor, "#b h n _"]],
 ) -> Float[Tensor, "b h n f"]:
@@ -175,11 +176,8 @@ def _forward(queries: Tensor, keys: Tensor, values: Tensor, *biases: Tensor) -> 
     held: Buffers = {}
     for images, rows in _blocks(batch, queries, keys):
         query, key, value, *bias = _part(images, rows, queries, keys, values, *biases)
-        weights = _rows(query, key, bias, held)
-        if value.shape[1] == 1:  # shared by all heads
-            out[images, :, rows] = (weights.flatten(1, 2) @ value[:, 0]).unflatten(1, weights.shape[1:3])
-        else:
-            out[images, :, rows] = weights @ value
+        weights, into = _rows(query, key, bias, held), out[images, :, rows]
+        into.copy_(_product(weights, value, _buffer(held, 2, into.shape, into)))
     return out
 
 
@@ -197,17 +195,12 @@ def _gradients(inputs: Sequence[Tensor], gradient: Tensor, wanted: Sequence[bool
         weights, part = _rows(query, key, bias, held), gradient[images, :, rows]
         # Gradients of the probabilities, in the buffer of the scores.
         slopes = _buffer(held, 0, (*part.shape[:-1], keys.shape[2]), part)
-        if value.shape[1] == 1:  # shared by all heads
-            flat = part.flatten(1, 2)
-            into[2][:, 0] += flat.mT @ weights.flatten(1, 2)
-            torch.matmul(flat, value[:, 0].mT, out=slopes.flatten(1, 2))
-        else:
-            _add_product(into[2], part.mT, weights)
-            torch.matmul(part, value.mT, out=slopes)
+        _add_outer(into[2], part, weights)
+        _product(part, value.mT, slopes)
         weights, descent = weights.expand_as(slopes).contiguous(), _buffer(held, 2, slopes.shape, slopes)
         torch.ops.aten._softmax_backward_data.out(slopes, weights, -1, slopes.dtype, grad_input=descent)
-        _add_product(into[0], descent, key)
-        _add_product(into[1], query.mT, descent)
+        _add(into[0], _product(descent, key, _buffer(held, 3, (*descent.shape[:-1], key.shape[-1]), key)))
+        _add_outer(into[1], query, descent)
         if biases:
             grid = descent.unflatten(-1, [bias.shape[-1] for bias in biases])
             for dim, total in enumerate(into[3:]):
@@ -256,21 +249,31 @@ def _rows(queries: Tensor, keys: Tensor, biases: Sequence[Tensor], held: Buffers
         grid.copy_(along[0]) if len(along) == 1 else torch.add(along[0].expand_as(grid), along[1], out=grid)
         for bias in along[2:]:
             grid += bias
-        left, right = (tensor.expand(batch, -1, -1, -1).flatten(0, 1) for tensor in (queries, keys))
-        flat = scores.flatten(0, 1)
-        torch.baddbmm(flat, left, right.mT, out=flat)  # PyTorch counts the FLOPs of this form, but not of baddbmm_
-    else:
-        torch.matmul(queries, keys.mT, out=scores)
+    _product(queries, keys.mT, scores, add=bool(biases))
     return torch.softmax(scores, -1, out=_buffer(held, 1, scores.shape, scores))
 
 
-def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """Add a product to a view, in place if no sum over images is needed."""
-    if total.shape[0] == left.shape[0] == right.shape[0]:
-        flat = total.flatten(0, 1)
-        torch.baddbmm(flat, left.flatten(0, 1), right.flatten(0, 1), out=flat)
+def _product(left: Tensor, right: Tensor, out: Tensor, *, add: bool = False) -> Tensor:
+    """Compute left @ right in contiguous `out`, or add it, with one product per image if all heads share `right`."""
+    shared = (1, 2) if right.shape[1] == 1 else (0, 1)
+    left, right = left.expand(len(out), -1, -1, -1).flatten(*shared), right.expand(len(out), -1, -1, -1)
+    flat, right = out.flatten(*shared), right[:, 0] if right.shape[1] == 1 else right.flatten(0, 1)
+    if add:
+        torch.baddbmm(flat, left, right, out=flat)  # PyTorch counts the FLOPs of this form, but not of baddbmm_
     else:
-        _add(total, left @ right)
+        torch.bmm(left, right, out=flat)
+    return out
+
+
+def _add_outer(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """Add left^T right to a view, summed over heads or images that share the view."""
+    if total.shape[1] == 1:
+        _add(total[:, 0], left.flatten(1, 2).mT @ right.flatten(1, 2))
+    elif total.shape[0] == left.shape[0] == right.shape[0]:
+        flat = total.flatten(0, 1)
+        torch.baddbmm(flat, left.mT.flatten(0, 1), right.flatten(0, 1), out=flat)
+    else:
+        _add(total, left.mT @ right)
 
 
 def _add(total: Tensor, part: Tensor) -> None:
