@@ -67,6 +67,9 @@ ROWS: dict[str, Row] = {
     "convolution, no clipping, short warm-up": Row(BEST, clip=None, warmup=0.01),
     "convolution, rate 0.002": Row(BEST, rate=2e-3),
     "convolution, rate 0.004": Row(BEST, rate=4e-3),
+    "convolution, half as long positions, rate 0.002": Row({**BEST, "position_length": 0.5}, rate=2e-3),
+    "default, class token, rate 0.002": Row(None, rate=2e-3, class_token=True),
+    "convolution, class token, rate 0.002": Row(BEST, rate=2e-3, class_token=True),
 }
 
 
