@@ -54,7 +54,7 @@ def initialize(
 
     - `convolution`: each head attends to one shift of a K x K kernel; values `mimetic`, positions `reserved`.
     - `mimetic` (Trockman and Kolter, 2023): `W_q^T W_k` near 0.7 Z + 0.7 I; values `mimetic`, positions `unchanged`.
-    - `impulse` (Zheng, Li and Lucey, 2025): each head prefers one shift of a 3 x 3 kernel; values `mimetic`, positions
+    - `impulse` (Zheng et al., 2025): each head prefers one shift of a 3 x 3 kernel; values `mimetic`, positions
       `normal`. It needs at least as many image tokens as channels per head.
     - `conditioned` (Saratchandran and Lucey, 2026): attention `orthogonal`, with orthonormal rows; values `identity`,
       positions `unchanged`.

@@ -42,7 +42,7 @@ def orthogonal(channels: int, rank: int, generator: Generator | None) -> Float[T
 def impulse(
     positions: Float[Tensor, "n c"], targets: Float[Tensor, "h n n"], rank: int
 ) -> tuple[Float[Tensor, "h k c"], Float[Tensor, "h k c"]]:
-    """Return query and key projections of heads whose scores approximate the targets (Zheng, Li and Lucey, 2025).
+    """Return query and key projections of heads whose scores approximate the targets (Zheng et al., 2025).
 
     With P the normalised positions, `M = P^+ T (P^+)^T` solves `P M P^T = T` in the least-squares sense, where the
     pseudo-inverse uses the k largest singular values of P. M has rank k. Its factors are scaled to the same norm.
