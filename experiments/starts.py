@@ -64,6 +64,7 @@ ROWS: dict[str, Row] = {
     "convolution, half as long positions": Row({**BEST, "position_length": 0.5}),
     "convolution, writers not projected": Row(BEST, free=True),
     "convolution, class token": Row(BEST, class_token=True),
+    "convolution, without images": Row({**BEST, "images": None}),
     "convolution, no clipping, short warm-up": Row(BEST, clip=None, warmup=0.01),
     "convolution, rate 0.002": Row(BEST, rate=2e-3),
     "convolution, rate 0.004": Row(BEST, rate=4e-3),
@@ -155,7 +156,7 @@ def build(row: Row, seed: int, data: Splits, settings: Settings) -> SmallViT:
         block.attn.fused_attn = device_of(settings.device).type == "cuda"
     if row.options is not None:
         images, before = data.train.images[:16], copy.deepcopy(model.state_dict())
-        initialize(model, images=normalise(images, data.mean, data.std), **row.options)
+        initialize(model, **{"images": normalise(images, data.mean, data.std), **row.options})
         if row.free:
             kept = {name: value for name, value in before.items() if name.startswith("patch_embed") or ".mlp." in name}
             model.load_state_dict(kept, strict=False)
