@@ -364,8 +364,8 @@ def test_queries_and_keys_are_contiguous_so_that_products_copy_nothing(dtype: to
 
 
 MERGED: dict[str, Callable[[int], Absolute | LearnedRelativeContent]] = {
-    "learned": lambda dims: LearnedRelativeContent(6, 2, dims, max_shift=2),
-    "absolute": lambda dims: Absolute(6, 2, dims, positions=LearnedPositions(6, (4,) * dims)),
+    "learned": lambda dims: LearnedRelativeContent(16, 2, dims, max_shift=1 if dims > 1 else 2),
+    "absolute": lambda dims: Absolute(16, 2, dims, positions=LearnedPositions(16, (4,) * dims)),
 }
 both_merged = pytest.mark.parametrize("make", MERGED.values(), ids=MERGED)
 
@@ -383,7 +383,7 @@ def test_one_product_replaces_those_of_queries_and_keys_with_equal_outputs_and_g
     make: Callable[[int], Absolute | LearnedRelativeContent], dims: int
 ) -> None:
     grid = Grid.make((5, 4, 3)[:dims], stride=2, padding=1, border="zero")
-    x, weight = torch.randn(4, *grid.sizes, 6, dtype=DOUBLE), torch.randn(2, 6, 5, dtype=DOUBLE)
+    x, weight = torch.randn(20, *grid.sizes, 16, dtype=DOUBLE), torch.randn(2, 16, 5, dtype=DOUBLE)
     encoding, found = make(dims).double(), []
     for some, heads in ((encoding, 1), (unmerged(encoding), 2)):
         pixels = x.clone().requires_grad_()
@@ -400,7 +400,7 @@ def test_one_product_loses_no_more_precision_in_half(
     make: Callable[[int], Absolute | LearnedRelativeContent],
 ) -> None:
     encoding, grid = make(2), Grid.make((8, 8))
-    x = torch.randn(8, 8, 8, 6)
+    x = torch.randn(8, 8, 8, 16)
     exact = copy.deepcopy(encoding).double().operator(grid, x.double()).to_dense().detach()
     errors = []
     for some in (encoding, unmerged(encoding)):
@@ -415,20 +415,44 @@ def test_changed_linear_maps_are_called(make: Callable[[int], Absolute | Learned
         def forward(self, x: Tensor) -> Tensor:
             return 2 * super().forward(x)
 
-    encoding, grid, x = make(2), Grid.make((8, 8)), torch.randn(8, 8, 8, 6)
-    changed = copy.deepcopy(encoding)
-    changed.query.__class__ = Doubled
-    assert changed.operator(grid, x).keys.shape[1] == 2
-    parametrised = copy.deepcopy(encoding)
-    torch.nn.utils.parametrizations.orthogonal(parametrised.key)
-    assert parametrised.operator(grid, x).keys.shape[1] == 2
+    def keys(**changes: object) -> int:
+        encoding = make(2)
+        for name, value in changes.items():
+            setattr(encoding.key, name, value)
+        return encoding.operator(Grid.make((8, 8)), torch.randn(8, 8, 8, 16)).keys.shape[1]
+
+    assert keys() == 1
+    assert keys(__class__=Doubled) == 2
+    linear = torch.nn.Linear(16, 32)
+    assert keys(forward=lambda x: 2 * linear(x)) == 2
+    assert keys(bias=torch.nn.Parameter(torch.ones(32)) if make(2).key.bias is None else None) == 2
+    encoding, grid, x = make(2), Grid.make((8, 8)), torch.randn(8, 8, 8, 16)
+    torch.nn.utils.parametrizations.orthogonal(encoding.key)
+    assert encoding.operator(grid, x).keys.shape[1] == 2
+    hook = torch.nn.modules.module.register_module_forward_hook(lambda *_: None)
+    try:
+        assert make(2).operator(grid, x).keys.shape[1] == 2
+    finally:
+        hook.remove()
+    wrapped = make(2)
+    wrapped.key = torch.nn.Sequential(wrapped.key)  # type: ignore[assignment]
+    assert wrapped.operator(grid, x).keys.shape[1] == 2
+
+
+def test_merged_keys_do_not_change_with_the_image() -> None:
+    grid, x = Grid.make((8, 8)), torch.randn(8, 8, 8, 16)
+    operator = LearnedRelativeContent(16, 2, max_shift=2).operator(grid, x)
+    before = operator.to_dense()
+    x.zero_()
+    assert bool((operator.to_dense() == before).all())
 
 
 @both_merged
-def test_for_few_positions_and_short_vectors_queries_and_keys_are_computed(
+def test_for_few_positions_long_tables_and_float16_queries_and_keys_are_computed(
     make: Callable[[int], Absolute | LearnedRelativeContent],
 ) -> None:
-    grid = Grid.make((3, 4))
-    assert make(2).operator(grid, torch.randn(1, 3, 4, 6)).keys.shape[1] == 2
-    short = LearnedRelativeContent(6, 2, head_channels=4)
-    assert short.operator(grid, torch.randn(50, 3, 4, 6)).keys.shape[1] == 2
+    grid, x = Grid.make((3, 4)), torch.randn(50, 3, 4, 16)
+    assert make(2).operator(grid, x[:1]).keys.shape[1] == 2
+    assert make(2).half().operator(grid, x.half()).keys.shape[1] == 2
+    assert LearnedRelativeContent(16, 2, head_channels=4).operator(grid, x).keys.shape[1] == 2
+    assert LearnedRelativeContent(16, 2, max_shift=15).operator(grid, x).keys.shape[1] == 2

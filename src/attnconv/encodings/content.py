@@ -5,8 +5,8 @@ added to the image. The vectors are sinusoids of the position, or learned.
 
     score_h(q, k) = (x_q + p_q) W_qry . (x_k + p_k) W_key / sqrt(e)
 
-If there are many positions, and e is at least the number of channels, W_qry W_key^T is computed first. Then only one
-product with the image is needed instead of two, and all heads use the image itself as keys.
+If this saves operations, W_qry W_key^T is computed first. Then only one product with the image is needed instead of
+two, and all heads use the image itself as keys.
 
 Relative, equation (8): r_delta = sum_a phi_a(delta_a) is not learned. Terms and their parameters can be omitted.
 
@@ -24,17 +24,26 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.nn.modules.module import _has_any_global_hook
 
 from attnconv._util.errors import bad
 from attnconv._util.value_checks import whole
 from attnconv.encodings.base import Encoding, separable_operator
 from attnconv.grid import Grid
-from attnconv.operators.base import AttentionOperator, all_queries, full_precision, has_values, score_dtype
+from attnconv.operators.base import (
+    AttentionOperator,
+    all_queries,
+    full_precision,
+    has_values,
+    product_dtype,
+    score_dtype,
+)
 from attnconv.operators.content import Content
 from attnconv.operators.kernels.contractions import axis_sum
 
 Term: TypeAlias = Literal["content-content", "content-position", "position-content", "position-position"]
 TERMS: tuple[Term, ...] = get_args(Term)
+WORTHWHILE = 1.25  # minimum ratio of operations for which merging the matrices of queries and keys pays off
 WAVELENGTH = 10_000.0  # upper limit of the sinusoids' wavelengths, in units of 2 pi positions
 _INTERPOLATION = {1: "linear", 2: "bilinear", 3: "trilinear"}
 
@@ -122,7 +131,7 @@ class Absolute(Encoding):
 
     def operator(self, grid: Grid, x: Float[Tensor, "b *sizes c"]) -> Content:
         at_queries, at_lattice = self._positions(grid, x)
-        if merges(x, self.query, self.key, self.heads):
+        if merges(grid, x, (self.query, self.key), self.head_channels, bias=False):
             right = self.key.weight.unflatten(0, (self.heads, -1))
             query = merged(grid.at_queries(x) + at_queries, self.query.weight, None, right, self.scale)
             return Content(grid, query, shared_keys(grid.extend(x) + at_lattice))
@@ -330,19 +339,39 @@ def split_heads(flat: Float[Tensor, "b *points he"], heads: int) -> Float[Tensor
 
 
 def shared_keys(x: Float[Tensor, "b *sizes c"]) -> Float[Tensor, "b 1 lattice c"]:
-    """Return the image as keys of all heads."""
-    return x.flatten(1, -2)[:, None].to(score_dtype(x.dtype))
+    """Return a copy of the image as keys of all heads, which later changes of the image do not affect."""
+    return x.flatten(1, -2)[:, None].to(score_dtype(x.dtype), copy=True)
 
 
-def merges(x: Float[Tensor, "b *sizes c"], query: nn.Linear, key: nn.Linear, heads: int) -> bool:
-    """Return whether `merged` saves operations and would not bypass hooks or subclasses of the linear maps."""
-    channels = x.shape[-1]
-    saves = has_values(x) and key.out_features >= heads * channels and x[..., 0].numel() > 2 * channels
-    return saves and all(
-        type(each) is nn.Linear
-        and not (each._forward_hooks or each._forward_pre_hooks or each._backward_hooks or each._backward_pre_hooks)
-        for each in (query, key)
-    )
+def merges(
+    grid: Grid,
+    x: Float[Tensor, "b *sizes c"],
+    linears: tuple[nn.Module, nn.Module],
+    head_channels: int,
+    *,
+    bias: bool,
+    table_rows: int = 0,
+) -> bool:
+    """Return whether `merged` saves operations and equals a call of the linear maps of queries and keys.
+
+    `bias` is whether the encoding creates them with bias, and `table_rows` the number of table rows over all axes.
+    """
+    if not has_values(x) or product_dtype(x) is torch.float16:  # the range of float16 is too small for W_qry W_key^T
+        return False
+    if _has_any_global_hook() or not all(_is_plain(linear, bias=bias) for linear in linears):
+        return False
+    channels, queries, keys = x.shape[-1], len(x) * grid.query_count, len(x) * grid.lattice_count
+    separate = head_channels * ((queries + keys) * channels + queries * table_rows / grid.dims)
+    together = (queries + head_channels) * channels * (channels + table_rows)
+    return separate > WORTHWHILE * together
+
+
+def _is_plain(linear: nn.Module, *, bias: bool) -> bool:
+    """Return whether a module is an unchanged `nn.Linear`: no subclass, other `forward`, hook or quantised weight."""
+    hooks = (linear._forward_hooks, linear._forward_pre_hooks, linear._backward_hooks, linear._backward_pre_hooks)
+    if type(linear) is not nn.Linear or "forward" in vars(linear) or any(hooks):
+        return False
+    return type(linear.weight) in (Tensor, nn.Parameter) and (linear._parameters.get("bias") is not None) == bias
 
 
 def merged(

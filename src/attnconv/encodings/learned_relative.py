@@ -100,7 +100,8 @@ class LearnedRelativeContent(Encoding):
         self.tables = nn.ParameterList(torch.randn(rows, part) for _ in range(dims))
 
     def operator(self, grid: Grid, x: Float[Tensor, "b *sizes c"]) -> Content:
-        if merges(x, self.query, self.key, self.heads):
+        rows = sum(len(table) for table in self.tables)
+        if merges(grid, x, (self.query, self.key), self.head_channels, bias=True, table_rows=rows):
             return self._merged(grid, x)
         query, key, biases = self._parts(grid, x)
         return Content(grid, query, key, biases=biases)
