@@ -82,7 +82,7 @@ def _plain(row: Row) -> dict[str, Any]:
 
 
 def _ratio(ratio: Ratio) -> str:
-    disturbed = f"; {ratio.disturbed} disturbed rounds" if ratio.disturbed else ""
+    disturbed = f"; disturbed rounds: {ratio.disturbed}" if ratio.disturbed else ""
     return f"{ratio.value:.2f} ({ratio.least:.2f} to {ratio.most:.2f}{disturbed})"
 
 
@@ -118,7 +118,7 @@ def size(count: int) -> str:
     """Format a number of bytes in powers of 1,024, to three digits.
 
     Example:
-        >>> size(1000), size(3 * 2**20), size(9 * 1024**4 * 4)
-        ('1000 B', '3 MiB', '36 TiB')
+        >>> size(900), size(1013 * 2**20), size(9 * 1024**4 * 4)
+        ('900 B', '0.989 GiB', '36 TiB')
     """
-    return next((f"{count / unit:.3g} {name}" for unit, name in _UNITS if count >= unit), f"{count} B")
+    return next((f"{count / unit:.3g} {name}" for unit, name in _UNITS if 1024 * count >= 999.5 * unit), f"{count} B")
