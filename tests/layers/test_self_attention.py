@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from attnconv import Dense, Relative, SelfAttention1d, SelfAttention2d, SelfAttention3d, from_conv
-from attnconv.encodings import ENCODING_NAMES
+from attnconv.encodings import ENCODING_NAMES, SeparableEncoding
 from attnconv.grid import BORDERS, Border
 from attnconv.layers.planning import Backend
 from attnconv.layers.self_attention import SelfAttention
@@ -318,6 +318,31 @@ def test_planned_shifts_follow_the_parameters() -> None:
     soft = layer.state_dict()
     before.load_state_dict(soft)
     assert not isinstance(before.operator(x), Shift)
+
+
+class Fixed(SeparableEncoding):
+    """Heads that attend to fixed shifts."""
+
+    centres: Tensor
+
+    def __init__(self, *shifts: tuple[int, int]) -> None:
+        super().__init__(len(shifts), 2)
+        self.register_buffer("centres", torch.tensor(shifts))
+
+    def axis_scores(self, axis: int, shifts: Tensor) -> Tensor:
+        return -100.0 * (shifts - self.centres[:, axis, None, None]).square()
+
+    def hard_shifts(self) -> tuple[tuple[int, ...], ...]:
+        return tuple((int(row), int(column)) for row, column in self.centres)
+
+
+def test_planned_shifts_follow_buffers() -> None:
+    planned, other = (SelfAttention2d(2, 3, 1, encoding=Fixed(shift)) for shift in ((0, 1), (-1, 0)))
+    assert planned.plan((6, 7)) == "shift"
+    planned.load_state_dict(other.state_dict())
+    x = torch.randn(1, 2, 6, 7)
+    assert isinstance(planned.operator(x), Shift)
+    torch.testing.assert_close(planned(x), other(x), **tolerance(torch.float32))
 
 
 def test_heads_that_are_soft_in_float32_are_no_shifts_then() -> None:

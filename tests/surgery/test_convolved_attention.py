@@ -83,6 +83,27 @@ class TestModule:
         with pytest.raises(ValueError, match="attn_mask: must be None"):
             ConvolvedAttention(replace(part, terms=ScoreTerms()), mixing, heads=range(4))(inputs, mask=added)
 
+    @pytest.mark.parametrize("prefix", [0, 1])
+    @pytest.mark.parametrize("form", ["tokens x tokens", "keys"])
+    def test_masked_keys_are_not_read_if_the_mask_was_empty_during_the_fit(self, prefix: int, form: str) -> None:
+        attention: Any = sharp(prefix).blocks[0].attn
+        inputs = torch.randn(6, prefix + 16, 64, generator=torch.Generator().manual_seed(3))
+        empty = torch.zeros(1, 1, prefix + 16, prefix + 16)
+        part = layer_tokens(attention, inputs, (4, 4), terms=ScoreTerms(added=empty), prefix=prefix)
+        new = ConvolvedAttention(part, fit_mixing(part), heads=range(4))
+        plain = layer_tokens(attention, inputs, (4, 4), prefix)
+        expected = ConvolvedAttention(plain, fit_mixing(plain), heads=range(4))(inputs)
+        torch.testing.assert_close(new(inputs, mask=empty), expected, **tolerance(torch.float32))
+        mask = empty.clone()
+        mask[..., 9:] = -torch.inf  # image tokens
+        mask[..., :prefix] = -torch.inf  # class tokens
+        mask = mask if form == "tokens x tokens" else mask[:, :, :1]
+        others = inputs.clone()
+        others[:, 9:] = 0
+        others[:, :prefix] = 0
+        outputs = new(inputs, mask=mask), new(others, mask=mask)
+        torch.testing.assert_close(*(each[:, prefix:9] for each in outputs), **tolerance(torch.float32))
+
     def test_other_heads_are_untouched(self) -> None:
         """If the columns of `proj` for the replaced head are zero, only the other heads affect the output."""
         model = sharp()
@@ -195,7 +216,7 @@ def test_contrast_of_the_size_of_half_precisions_rounding_does_not_move_the_kern
 
 def columns_of(taps: Taps, values: Tensor, profile: Tensor) -> Tensor:
     """Return the columns of R, (z, b, h, n, d)."""
-    index, factors = taps.columns(profile, values.shape[2] - taps.index.shape[1])
+    index, factors = taps.columns(profile)
     columns = taps.sources(values)[:, :, index].unflatten(0, (-1, len(factors))) * factors[..., None]
     return columns.flatten(0, 1).movedim(3, 0)
 
@@ -230,17 +251,23 @@ def neighbour(token: int, down: int, right: int) -> int | None:
 
 @pytest.mark.parametrize("size", [1, 3, 5])
 @pytest.mark.parametrize("masked", [False, True])
-def test_columns_are_what_loops_find(size: int, masked: bool) -> None:
+@pytest.mark.parametrize("before", [0, 2])
+def test_columns_are_what_loops_find(size: int, masked: bool, before: int) -> None:
     generator = torch.Generator().manual_seed(size)
-    allowed = regions() if masked else torch.ones(1, 12, 12, dtype=torch.bool)
-    values = torch.randn(4, 2, 12, 3, generator=generator, dtype=torch.float64)
+    every = torch.ones(2 if masked else 1, 12 + before, 12 + before, dtype=torch.bool)
+    allowed, reads = every[:, before:, before:], every[:, before:, :before]  # views of image tokens and class tokens
+    if masked:
+        allowed.copy_(regions())
+        reads[1, :5, 1:] = False
+    values = torch.randn(4, 2, before + 12, 3, generator=generator, dtype=torch.float64)
     profile = torch.rand(2, size, size, generator=generator, dtype=torch.float64)
-    taps = Taps.of(GRID, size, values)
-    taps = taps.masked(allowed) if masked else taps
+    taps = Taps.of(GRID, size, before, values)
+    taps = taps.masked(every) if masked else taps
     columns = columns_of(taps, values, profile)
     half = size // 2
     shifts = [(down, right) for down in range(-half, half + 1) for right in range(-half, half + 1)]
-    expected = torch.zeros(len(shifts) + 1, *values.shape, dtype=torch.float64)
+    first, values = values.split((before, 12), 2)
+    expected = torch.zeros(len(shifts) + 1 + before, *values.shape, dtype=torch.float64)
     for sequence in range(4):
         may = allowed[sequence % len(allowed)]
         for query in range(12):
@@ -251,12 +278,15 @@ def test_columns_are_what_loops_find(size: int, masked: bool) -> None:
             for tap, place in enumerate(places):
                 if inside[tap]:
                     expected[tap, sequence, :, query] = ratio[:, None].clamp(max=size**2) * values[sequence, :, place]
-            expected[-1, sequence, :, query] = values[sequence][:, may[query]].mean(1)
+            expected[len(shifts), sequence, :, query] = values[sequence][:, may[query]].mean(1)
+            for token in range(before):
+                if reads[sequence % len(reads), query, token]:
+                    expected[len(shifts) + 1 + token, sequence, :, query] = first[sequence, :, token]
     torch.testing.assert_close(columns, expected, **tolerance(torch.float64))
 
 
 def test_a_head_without_mass_keeps_its_kernel() -> None:
-    assert Taps.of(GRID, 3, torch.zeros(())).ratio(torch.zeros(1, 3, 3)).tolist() == [[[1.0] * 12]]
+    assert Taps.of(GRID, 3, 0, torch.zeros(())).ratio(torch.zeros(1, 3, 3)).tolist() == [[[1.0] * 12]]
 
 
 class TestConvolution:

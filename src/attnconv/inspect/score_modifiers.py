@@ -49,7 +49,7 @@ class ScoreTerms:
     cos: Float[Tensor, "#h m d"] | None = None  # for the image's tokens, which are the last ones
     sin: Float[Tensor, "#h m d"] | None = None
     neighbours: bool = False  # whether channels are rotated in pairs (2i, 2i + 1) instead of (i, i + d / 2)
-    added: Float[Tensor, "w #h n n"] | None = None  # A, for each sequence of an image, or one (w = 1) for all
+    added: Float[Tensor, "w #h #n n"] | None = None  # A, for each sequence of an image, or one (w = 1) for all
 
     def of(self, heads: Sequence[int]) -> "ScoreTerms":
         def pick(x: Tensor | None, dim: int) -> Tensor | None:
@@ -78,7 +78,7 @@ class ScoreTerms:
         added = self.added.to(scores.dtype)
         return (scores.unflatten(0, (-1, len(added))) + added).flatten(0, 1)
 
-    def allowed(self) -> Bool[Tensor, "w n n"] | None:
+    def allowed(self) -> Bool[Tensor, "w #n n"] | None:
         """Return which keys a query may attend to in any head; None without A."""
         return None if self.added is None else (self.added > BLOCKED).any(1)
 

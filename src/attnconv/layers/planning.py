@@ -33,7 +33,7 @@ class PlannedLayer(GridLayer):
     called: str
     _plan: Plan | None = None
     _shifts: tuple[tuple[int, ...], ...] = ()
-    _read: tuple[Tensor, ...] = ()  # copies of the parameters from which shifts were read
+    _read: tuple[Tensor, ...] = ()  # copies of the tensors from which shifts were read
 
     @final
     def plan(self, sizes: Sequence[int], *, choose: Literal["auto"] | Plan = "auto") -> Plan:
@@ -77,27 +77,30 @@ class PlannedLayer(GridLayer):
         self._plan, self._shifts = None, ()
 
     def renew_shifts(self) -> None:
-        """Read planned shifts again if parameters of the encoding have changed; discard the plan if heads are soft."""
-        parameters = list(self.encoding.parameters())
-        if not parameters:  # a replica of nn.DataParallel, which stores them as plain tensors
+        """Read planned shifts again if tensors of the encoding have changed; discard the plan if heads are soft."""
+        tensors = self._tensors()
+        if not tensors:  # a replica of nn.DataParallel stores parameters as plain attributes
             return
-        captured = parameters[0].is_cuda and torch.cuda.is_current_stream_capturing()
-        if captured or is_transformed() or not all(map(has_values, parameters)):
+        captured = tensors[0].is_cuda and torch.cuda.is_current_stream_capturing()
+        if captured or is_transformed() or not all(map(has_values, tensors)):
             return
         # Versions of tensors would not do: fused optimisers and writes through `.data` leave them unchanged.
-        if len(parameters) == len(self._read) and all(map(_equal, parameters, self._read)):
+        if len(tensors) == len(self._read) and all(map(_equal, tensors, self._read)):
             return
         shifts = self.hard_shifts()
-        if shifts is not None and shifts != self._shifts and self._read and parameters[0].dtype != self._read[0].dtype:
-            got, fix = f"different shifts in {parameters[0].dtype}", "Use float32 for this layer."
+        if shifts is not None and shifts != self._shifts and self._read and tensors[0].dtype != self._read[0].dtype:
+            got, fix = f"different shifts in {tensors[0].dtype}", "Use float32 for this layer."
             raise ValueError(bad(self.called or "layer", "must keep its shifts if its dtype changes", got, fix))
         if shifts is None:
             self.unplan()
         else:
             self._shifts, self._read = shifts, self._copies()
 
+    def _tensors(self) -> list[Tensor]:
+        return [*self.encoding.parameters(), *self.encoding.buffers()]
+
     def _copies(self) -> tuple[Tensor, ...]:
-        return tuple(parameter.detach().clone() for parameter in self.encoding.parameters())
+        return tuple(tensor.detach().clone() for tensor in self._tensors())
 
     def _operator(self, pixels: Tensor, output_size: Sequence[int] | None = None) -> AttentionOperator:
         try:

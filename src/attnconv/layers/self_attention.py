@@ -52,6 +52,7 @@ class SelfAttention(PlannedLayer):
         groups: Number of channel groups, as in a grouped convolution; must divide `in_channels` and `out_channels`.
         head_channels: Value channels D_h per head, for factored weights W_h = W_val,h W_out,h; None for merged weights.
         attention_dropout: Dropout rate of attention probabilities, in [0, 1); if above 0, training stores all of them.
+            If attention depends only on positions, the images of a batch share the probabilities and their dropout.
         backend: `auto` chooses by predicted cost, `reference` computes the softmax of all scores, `structured` uses the
             operator of the encoding, and `dense` stores the matrix of that operator. `plan` overrides it.
         device: Device of the parameters.

@@ -5,7 +5,7 @@ At an image token q, the output of a replaced head is
     out(q) = r(q) sum_delta w(delta) v(q + delta)  +  g mean_k v(k)  +  sum_p u(p) v(p)
 
 with the head's values v (0 outside the image or window), the K x K shifts delta, image tokens k, and class tokens or
-registers p. A query cannot read shifts outside the image, or masked ones. With the mean attention a, the factor
+registers p. A query cannot read shifts outside the image, or masked keys. With the mean attention a, the factor
 
     r(q) = sum_delta a(delta) / sum_{delta that q can read} a(delta)      at most K^2
 
@@ -50,25 +50,32 @@ class Taps:
 
     index: Int[Tensor, "taps n"]  # index of the token at each shift, from 1; 0 outside the grid
     inside: Float[Tensor, "w taps n"]  # 1 if the query can read the shift, else 0; per window, or w = 1 for all windows
-    spread: Float[Tensor, "w n n"] | None  # weights of the mean over the keys that a query can read; None for all keys
+    prefix: Float[Tensor, "w n p"]  # 1 if the query can read the class token or register, else 0
+    spread: Float[Tensor, "w n n"] | None = None  # weights of the mean over keys that a query can read; None for all
 
     @classmethod
     def of_layer(cls, tokens: LayerTokens, kernel_size: int) -> "Taps":
-        taps, allowed = cls.of(tokens.grid, kernel_size, tokens.inputs), tokens.terms.allowed()
+        taps = cls.of(tokens.grid, kernel_size, tokens.prefix, tokens.inputs)
+        allowed = tokens.terms.allowed()
         return taps if allowed is None or bool(allowed.all()) else taps.masked(allowed)
 
     @classmethod
-    def of(cls, grid: tuple[int, int], kernel_size: int, like: Tensor) -> "Taps":
-        """Return the taps of an odd kernel without masks, with the device and dtype of `like`."""
+    def of(cls, grid: tuple[int, int], kernel_size: int, prefix: int, like: Tensor) -> "Taps":
+        """Return the taps of an odd kernel without masks, with the device and dtype of `like`.
+
+        `prefix` is the number of class tokens and registers.
+        """
         places = torch.arange(1.0, grid[0] * grid[1] + 1, dtype=torch.float64, device=like.device)
         index = F.unfold(places.reshape(1, 1, *grid), kernel_size, padding=kernel_size // 2)[0].long()
-        return cls(index, (index > 0)[None].to(like.dtype), None)
+        return cls(index, (index > 0)[None].to(like.dtype), like.new_ones(1, index.shape[1], prefix))
 
-    def masked(self, allowed: Bool[Tensor, "w n n"]) -> "Taps":
+    def masked(self, allowed: Bool[Tensor, "w #tokens tokens"]) -> "Taps":
         """Return the same shifts with a mask of the keys that each query can read."""
-        shares = allowed.to(self.inside.dtype)
-        inside = F.pad(shares, (1, 0)).gather(2, self.index.T.expand(len(allowed), -1, -1)).transpose(1, 2)
-        return Taps(self.index, inside, shares / shares.sum(2, keepdim=True))
+        before, tokens = self.prefix.shape[2], allowed.shape[2]
+        readable = allowed.expand(-1, tokens, -1)[:, before:].to(self.inside.dtype)
+        prefix, shares = readable.split((before, tokens - before), 2)
+        inside = F.pad(shares, (1, 0)).gather(2, self.index.T.expand(len(shares), -1, -1)).transpose(1, 2)
+        return Taps(self.index, inside, prefix, shares / shares.sum(2, keepdim=True).clamp_min(1.0))
 
     def ratio(self, profile: Float[Tensor, "h K K"]) -> Float[Tensor, "w h n"]:
         """Return r(q) as defined in the module docstring, with the profile as a."""
@@ -90,28 +97,24 @@ class Taps:
             means = (self.spread[:, None] @ image.unflatten(0, (-1, len(self.spread)))).flatten(0, 1)
         return torch.cat((torch.zeros_like(values[:, :, :1]), values, means), 2)
 
-    def columns(
-        self, profile: Float[Tensor, "h K K"], before: int
-    ) -> tuple[Int[Tensor, "n z"], Float[Tensor, "w h n z"]]:
-        """Return, for each query and column of R, the index of the vector in `sources` and its factor.
-
-        `before` is the number of class tokens and registers.
-        """
-        count = self.index.shape[1]
+    def columns(self, profile: Float[Tensor, "h K K"]) -> tuple[Int[Tensor, "n z"], Float[Tensor, "w h n z"]]:
+        """Return, for each query and column of R, the index of the vector in `sources` and its factor."""
+        count, before = self.prefix.shape[1:]
         mean = torch.full((count, 1), 1 + before + count, device=self.index.device)
         if self.spread is not None:
             mean += torch.arange(count, device=mean.device)[:, None]
         prefix = torch.arange(1, before + 1, device=mean.device).expand(count, -1)
         index = torch.cat((self.index.where(self.index == 0, self.index + before).T, mean, prefix), 1)
         factors = (self.ratio(profile)[:, :, None] * self.inside[:, None]).transpose(2, 3)  # (w, h, n, taps)
-        return index, F.pad(factors, (0, 1 + before), value=1.0)
+        prefix_factors = self.prefix[:, None].expand(-1, len(profile), -1, -1)
+        return index, torch.cat((F.pad(factors, (0, 1), value=1.0), prefix_factors), 3)
 
     def mixed(
         self, values: Float[Tensor, "b h tokens d"], profile: Float[Tensor, "h K K"], weights: Float[Tensor, "h z"]
     ) -> Float[Tensor, "b h n d"]:
         """Return R z."""
         sources = self.sources(values)
-        index, factors = self.columns(profile, values.shape[2] - self.index.shape[1])
+        index, factors = self.columns(profile)
         rows = sources.new_zeros(*factors.shape[:3], sources.shape[2])
         rows = rows.scatter_add(3, index.expand_as(factors), (factors * weights[:, None]).to(rows.dtype))
         return (rows @ sources.unflatten(0, (-1, len(rows)))).flatten(0, 1)
@@ -131,7 +134,7 @@ def fit_mixing(tokens: LayerTokens, kernel_size: int = 3) -> HeadMixing:
     """Fit the coefficients z of all heads of a layer."""
     shifts = Taps.of_layer(tokens, kernel_size)
     profile, weights = mean_maps(tokens, shifts, kernel_size)
-    index, factors = shifts.columns(profile, tokens.prefix)
+    index, factors = shifts.columns(profile)
     factors = factors.double()
     # Inner products of the sources with one another and with the outputs, summed over images and channels.
     count = int(index.max()) + 1
@@ -180,8 +183,9 @@ def mean_maps(tokens: LayerTokens, shifts: Taps, size: int) -> tuple[Float[Tenso
     on_prefix = total[..., :before].sum((0, 2))
     mass = torch.einsum("whnt,wtn->ht", total.gather(3, keys.expand(*total.shape[:2], -1, -1)), inside)
     images = len(tokens.inputs) / len(inside)
-    on_prefix = on_prefix / (len(tokens.inputs) * inside.shape[2])
-    mass = mass / (images * inside.sum((0, 2))).clamp_min(1.0)  # no query can read some shifts of a large kernel
+    # No query can read some shifts of a large kernel, or masked tokens.
+    on_prefix = on_prefix / (images * shifts.prefix.double().sum((0, 1))).clamp_min(1.0)
+    mass = mass / (images * inside.sum((0, 2))).clamp_min(1.0)
     profile = mass.unflatten(1, (size, size)).to(tokens.inputs.dtype)
     # Few queries can read distant shifts, so on a small image the means may sum to more than 1.
     mass = mass * ((1 - on_prefix.sum(1)) / mass.sum(1).clamp_min(1e-30)).clamp_max(1.0)[:, None]
@@ -214,7 +218,7 @@ class ConvolvedAttention(nn.Module):
         self.call, self.grid = tokens.call, tokens.grid
         self.num_heads, self.head_dim, self.scale = source.heads, source.head_dim, source.scale
         self.batch_first, self.in_proj_bias = self.call.batch_first, None  # read by nn.TransformerEncoder
-        self.added, self.masked = tokens.terms.added is not None, Taps.of_layer(tokens, size).spread is not None
+        self.added = tokens.terms.added is not None
         self.convolved = tuple(chosen)
         self.attending = tuple(head for head in range(self.num_heads) if head not in self.convolved)
         numbers = ", ".join(map(str, chosen))
@@ -246,7 +250,7 @@ class ConvolvedAttention(nn.Module):
         self.profile: Tensor
         self.ratio: Tensor
         self.register_buffer("profile", mixing.profile[chosen])
-        self.register_buffer("ratio", Taps.of(self.grid, size, self.profile).ratio(self.profile)[0])
+        self.register_buffer("ratio", Taps.of(self.grid, size, 0, self.profile).ratio(self.profile)[0])
         self.train(tokens.attention.training)
 
     def forward(self, *args: Any, **named: Any) -> Tensor | tuple[Tensor, None]:
@@ -303,9 +307,9 @@ class ConvolvedAttention(nn.Module):
 
     def _mixed(self, values: Tensor, terms: ScoreTerms) -> Tensor:
         """Return the output of the replaced heads at the image tokens, (b, n, h d)."""
-        allowed = terms.allowed() if self.masked else None
+        allowed = terms.allowed()
         if allowed is not None:
-            taps = Taps.of(self.grid, self.kernel.shape[-1], values).masked(allowed)
+            taps = Taps.of(self.grid, self.kernel.shape[-1], self.prefix.shape[1], values).masked(allowed)
             weights = torch.cat((self.kernel.flatten(1), self.rest[:, None], self.prefix), 1)
             return taps.mixed(self._by_head(values), self.profile, weights).transpose(1, 2).flatten(2)
         before, image = values.split((self.prefix.shape[1], values.shape[1] - self.prefix.shape[1]), 1)
