@@ -40,7 +40,8 @@ class Row:
     """Restore the patch embedding and the MLPs, which `initialize` projects off the subspace of positions."""
 
 
-BEST = {"mass": 0.5}
+CONVOLUTION = {"mass": 0.5}  # and position_length=1, see build
+HALF = {**CONVOLUTION, "position_length": 0.5}  # the defaults of initialize
 ROWS: dict[str, Row] = {
     "default": Row(None),
     "default, rate 0.0005": Row(None, rate=5e-4),
@@ -55,22 +56,22 @@ ROWS: dict[str, Row] = {
     "mimetic scores": Row({"method": "mimetic", "values": "unchanged"}),
     "impulse": Row({"method": "impulse"}),
     "conditioned": Row({"method": "conditioned"}),
-    "convolution": Row(BEST),
+    "convolution": Row(CONVOLUTION),
     "convolution, mass 0.9": Row({"mass": 0.9}),
     "convolution, mass 0.3": Row({"mass": 0.3}),
-    "convolution, default values": Row({**BEST, "values": "unchanged"}),
+    "convolution, default values": Row({**CONVOLUTION, "values": "unchanged"}),
     "convolution, mass 0.9, default values": Row({"mass": 0.9, "values": "unchanged"}),
-    "convolution, values +0.4 I": Row({**BEST, "identity": 0.4}),
-    "convolution, half as long positions": Row({**BEST, "position_length": 0.5}),
-    "convolution, writers not projected": Row(BEST, free=True),
-    "convolution, class token": Row(BEST, class_token=True),
-    "convolution, without images": Row({**BEST, "images": None}),
-    "convolution, no clipping, short warm-up": Row(BEST, clip=None, warmup=0.01),
-    "convolution, rate 0.002": Row(BEST, rate=2e-3),
-    "convolution, rate 0.004": Row(BEST, rate=4e-3),
-    "convolution, half as long positions, rate 0.002": Row({**BEST, "position_length": 0.5}, rate=2e-3),
+    "convolution, values +0.4 I": Row({**CONVOLUTION, "identity": 0.4}),
+    "convolution, half as long positions": Row(HALF),
+    "convolution, writers not projected": Row(CONVOLUTION, free=True),
+    "convolution, class token": Row(CONVOLUTION, class_token=True),
+    "convolution, no clipping, short warm-up": Row(CONVOLUTION, clip=None, warmup=0.01),
+    "convolution, rate 0.002": Row(CONVOLUTION, rate=2e-3),
+    "convolution, rate 0.004": Row(CONVOLUTION, rate=4e-3),
+    "convolution, half as long positions, rate 0.002": Row(HALF, rate=2e-3),
+    "convolution, half as long positions, rate 0.002, without images": Row({**HALF, "images": None}, rate=2e-3),
     "default, class token, rate 0.002": Row(None, rate=2e-3, class_token=True),
-    "convolution, class token, rate 0.002": Row(BEST, rate=2e-3, class_token=True),
+    "convolution, half as long positions, class token, rate 0.002": Row(HALF, rate=2e-3, class_token=True),
 }
 
 
@@ -156,7 +157,8 @@ def build(row: Row, seed: int, data: Splits, settings: Settings) -> SmallViT:
         block.attn.fused_attn = device_of(settings.device).type == "cuda"
     if row.options is not None:
         images, before = data.train.images[:16], copy.deepcopy(model.state_dict())
-        initialize(model, **{"images": normalise(images, data.mean, data.std), **row.options})
+        options = {"images": normalise(images, data.mean, data.std), "position_length": 1.0, **row.options}
+        initialize(model, **options)
         if row.free:
             kept = {name: value for name, value in before.items() if name.startswith("patch_embed") or ".mlp." in name}
             model.load_state_dict(kept, strict=False)

@@ -138,7 +138,7 @@ def assert_replaces(model: nn.Module, x: Tensor | None = None) -> None:
 
 def assert_starts(model: nn.Module) -> None:
     for values in ("unchanged", "mimetic"):
-        starts = initialize(model, values=values, images=images(2), mass=0.99)
+        starts = initialize(model, values=values, images=images(2), mass=0.99, position_length=1.0)
         assert len(starts) == 2
         for start in starts.values():
             assert float(start.mass.mean()) == pytest.approx(0.99, abs=1e-3)

@@ -43,7 +43,7 @@ def initialize(
     noise: float = 0.4,
     mass: float = 0.5,
     kernel_size: int = 3,
-    position_length: float = 1.0,
+    position_length: float = 0.5,
     layers: Iterable[int] | None = None,
     images: Float[Tensor, "b i height width"] | None = None,
     generator: Generator | None = None,
