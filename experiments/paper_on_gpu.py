@@ -67,7 +67,8 @@ CONTENT_EPOCHS = 100  # of this model and of the run with attention dropout
 VIT = (  # the width, heads and depth of ViT-Ti, with 16 x 16 tokens, and its initialisations and recipes
     *("--width", "192", "--heads", "3", "--depth", "12", "--patch", "2", "--epochs", "100"),
     *("--rows", "default", "default, rate 0.002", "default, class token", "convolution", "convolution, rate 0.002"),
-    *("convolution, class token", "convolution, half as long positions", "mimetic"),
+    *("convolution, class token", "convolution, half as long positions"),
+    *("convolution, half as long positions, rate 0.002", "mimetic"),
 )
 STAGED = ("--rows", "three stages", "quadratic", "ResNet", "--width", "256", "--epochs", "100")
 DONE, FAILED, MORE = 0, 1, 3
