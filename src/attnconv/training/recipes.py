@@ -53,6 +53,6 @@ def recipe(preset: str, name: RecipeName | None = None) -> RunSettings:
         optim = replace(optim, nesterov=True, weight_decay=5e-4)
     else:
         optim = replace(optim, name="adamw", learning_rate=2e-3, weight_decay=0.05, clip=1.0, position_rate=10.0)
-    train = TrainSettings(epochs=35, batch_size=25) if digits else TrainSettings(epochs=30, precision="bf16")
+    train = TrainSettings(epochs=35, batch_size=24) if digits else TrainSettings(epochs=30, precision="bf16")
     # The augmentation is the paper's: short runs underfit, and stronger augmentation would reduce accuracy.
     return replace(settings, optim=optim, schedule=ScheduleSettings(warmup=0.1), train=train)
