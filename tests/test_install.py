@@ -175,4 +175,4 @@ def test_commands_that_bring_timm_keep_the_installed_torch() -> None:
     assert commands
     assert [line for line in commands if '"torch==$(' not in line] == []
     timm = missing(ModuleNotFoundError("No module named 'timm'", name="timm"))
-    assert f"pip install 'attnconv[models]' torch=={version('torch')}." in str(timm)
+    assert f"pip install 'attnconv[models]' torch=={version('torch')}" in str(timm)

@@ -49,5 +49,5 @@ def missing(error: ModuleNotFoundError, *, on_command_line: bool = False) -> Mod
     if on_command_line and extra in ("train", "report", "explore"):
         extra = "app"
     torch = f" torch=={version('torch')}" if extra == "models" else ""
-    fix = f"Run: pip install 'attnconv[{extra}]'{torch}."
+    fix = f"Run: pip install 'attnconv[{extra}]'{torch}"
     return ModuleNotFoundError(bad(package, "must be installed", "no such package", fix), name=error.name)

@@ -28,7 +28,7 @@ class Arguments(AttentionOptions):
         attnconv audit timm:vit_tiny_patch16_224 --pretrained --data photos
         attnconv audit hf:facebook/deit-tiny-patch16-224 --pretrained --data photos
         attnconv audit my_package.models:network --data photos --image-size 192x256
-        torchrun --nproc-per-node 2 -m attnconv audit quadratic-digits --data digits
+        torchrun --nproc-per-node 2 -m attnconv audit runs/quadratic-digits --data digits
 
     Attributes:
         model: Preset, run folder, weights file, hub:OWNER/NAME, timm:NAME, hf:NAME, torchvision:NAME or
@@ -36,7 +36,8 @@ class Arguments(AttentionOptions):
         data: Input images: a folder of image files (searched recursively), digits or cifar10. Required
             unless attention depends only on positions, in which case the default is random noise.
         queries: Maximum number of queries whose attention is measured in each layer, per image.
-        out: Output folder. It must be new, empty or written by an earlier audit. The default is audits/MODEL.
+        out: Output folder. It must be new, empty or written by an earlier audit. The default is a folder in
+            audits/ that is named after the model.
         publication: Prepare figures for print: add PDF files, omit titles, and keep the text of SVG files editable.
     """
 

@@ -50,7 +50,7 @@ class AttentionOptions(ImageOptions):
     Attributes:
         layers: Names of the attention modules to inspect, separated by commas. The default is all attention modules.
         grid: Number of image tokens along the height and width: HxW, or N for both. Needed only if the positions of
-            the tokens cannot be followed from the image.
+            the tokens cannot be determined automatically.
         prefix: With --grid, number of class and register tokens before the image tokens.
     """
 
@@ -78,11 +78,15 @@ class Subject:
         """Load a model; with `resized`, models with a fixed image size are built for --image-size.
 
         Numbers of channels and axes are those of the first convolution, or 3 and 2; settings override the channels.
+        Random parameters are sampled with seed 0, so that all processes load the same model.
         """
+        import torch
+
         from attnconv.models.model_loader import load
         from attnconv.theory.conv_taps import Convolution
 
         size = _sides("--image-size", options.image_size)
+        torch.manual_seed(0)
         loaded = load(name, pretrained=options.pretrained, size=size if resized else None)
         first = next((module for module in loaded.model.modules() if isinstance(module, Convolution)), None)
         channels, dims = (3, 2) if first is None else (first.in_channels, len(first.kernel_size))

@@ -110,7 +110,8 @@ def _print_layers(
     )
     for sentence in unknown:
         print_text(sentence)
-    print_text(f"Can no longer express every {kernel} kernel: {', '.join(lost) or 'none of the layers that could'}.")
+    every = f"express every {kernel} kernel"
+    print_text(f"Can no longer {every}: {', '.join(lost)}." if lost else f"No layer lost the ability to {every}.")
 
 
 def _write(arguments: Arguments, pruned: "LoadedModel", removed: Mapping[str, tuple[int, ...]]) -> None:

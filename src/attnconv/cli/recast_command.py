@@ -23,7 +23,7 @@ class Arguments(ImageOptions):
     Examples:
         attnconv recast resnet18 --out resnet18.safetensors
         attnconv recast torchvision:resnet50 --pretrained --data PATH/TO/IMAGES
-        attnconv recast runs/resnet-small --alpha 4 --only 'layer1.*'
+        attnconv recast runs/resnet-small --alpha 4 --only 'stages.0.*'
         attnconv recast my_package.models:network --image-size 64 --onnx network.onnx
 
     Attributes:

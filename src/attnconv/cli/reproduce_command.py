@@ -30,7 +30,7 @@ class Arguments:
 
     Attributes:
         scale: mini: like small, with half the channels and 10 epochs. paper: the paper's models and hyperparameters, on
-            CIFAR-10; needs a GPU. small: the presets whose names end in -small, on CIFAR-10; takes about 5 hours on
+            CIFAR-10; needs a GPU. small: the presets whose names end in -small, on CIFAR-10; takes a few hours on
             two CPU cores with AVX-512. tiny: very small models, on digits for a few epochs; takes a few minutes.
         only: Models to train: resnet18, quadratic, quadratic-generalized, quadratic-generalized-pruned, learned,
             learned-content, quadratic-16-heads. The default is all of these. quadratic-attention-dropout, which has the

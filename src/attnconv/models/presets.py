@@ -65,7 +65,7 @@ CATALOGUE: Mapping[str, Preset] = {
     ),
     "resnet-small": Preset(
         ResNetSettings(widths=(32, 64, 128), blocks=(1, 1, 1)),
-        "ResNet baseline with slightly fewer FLOPs than quadratic-small.",
+        "ResNet baseline with fewer FLOPs than quadratic-small.",
     ),
     "quadratic-digits": Preset(_DIGITS, "3 layers of 9 isotropic Gaussian heads for scikit-learn's 8 x 8 digits."),
     "resnet-digits": Preset(

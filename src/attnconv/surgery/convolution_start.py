@@ -96,9 +96,9 @@ def warn(found: Mapping[str, LayerStart], mass: float, attention: AttentionParts
     """Warn if heads do not reach the target mass, and if the rank of given filters is too high."""
     reached = {name: float(start.mass.mean()) for name, start in found.items()}
     if less := [f"{held:.3f} in {name}" for name, held in reached.items() if held < mass - 1e-3]:
-        requirement = f"must be at most the mean attention that the layers reach ({', '.join(less)})"
         fix = "Use images like the training images, a smaller kernel_size or a smaller mass."
-        warnings.warn(bad("mass", requirement, f"{mass:g}", fix), stacklevel=4)
+        text = f"initialize: the mean attention at the shifts is less than mass={mass:g}: {', '.join(less)}. {fix}"
+        warnings.warn(text, stacklevel=4)
     lost = [f"{start.filter_error:.3f} in {name}" for name, start in found.items() if start.filter_error > LOST]
     if lost and isinstance(values, Tensor):
         heads, width, taps = attention.heads, attention.head_dim, values.shape[-1] ** 2
