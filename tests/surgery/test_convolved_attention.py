@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from attnconv.inspect.module_adapters import Projection
 from attnconv.inspect.score_modifiers import ScoreTerms
 from attnconv.surgery import ConvolvedAttention, replace_heads
 from attnconv.surgery.convolved_attention import (
@@ -135,9 +136,22 @@ class TestModule:
         for name, weight in model.named_parameters():
             weight.requires_grad_(name.endswith(learns))
         new = replace_heads(model, images(), heads={NAME: [1]}).model.get_submodule(NAME)
-        for name in ("qkv", "proj", "prefix_query"):
+        for name in ("query", "key", "value", "proj", "prefix_query"):
             found = {part for part, weight in new.get_submodule(name).named_parameters() if weight.requires_grad}
             assert found == {learns}
+
+    def test_separate_projections_stay_frozen_or_without_bias(self) -> None:
+        part = tokens_of(sharp())
+        query, key = part.parts.query, part.parts.key
+        assert query.bias is not None
+        frozen, unbiased = Projection(query.weight.detach(), query.bias.detach()), Projection(key.weight, None)
+        apart = replace(part, parts=replace(part.parts, query=frozen, key=unbiased))
+        new = ConvolvedAttention(apart, fit_mixing(part), heads=[1])
+        assert new.query is not None
+        assert not any(weight.requires_grad for weight in new.query.parameters())
+        assert new.key is not None
+        assert new.key.bias is None
+        assert all(weight.requires_grad for module in (new.key, new.value) for weight in module.parameters())
 
     def test_it_is_replaced_under_all_its_names(self) -> None:
         class TwoNames(nn.Module):

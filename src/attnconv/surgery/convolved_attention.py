@@ -225,11 +225,14 @@ class ConvolvedAttention(nn.Module):
         self.attention_unreadable = f"its heads {numbers} were replaced with kernels (heads are numbered from 0)"
         kept, gone = (_rows_of(some, self.head_dim) for some in (self.attending, self.convolved))
         query, key, value = source.query, source.key, source.value
-        self.qkv = _joined([(query, kept), (key, kept), (value, kept), (value, gone)])
+        order = torch.cat((kept, gone))
         # Omit unused parameters, because distributed training fails for parameters without gradients.
         reads, attends = tokens.prefix > 0, bool(self.attending)
-        self.prefix_query = _joined([(query, gone)]) if reads else None
-        self.prefix_key = _joined([(key, gone)]) if reads else None
+        self.query = _rows(query, kept) if attends else None
+        self.key = _rows(key, kept) if attends else None
+        self.value = _rows(value, order)
+        self.prefix_query = _rows(query, gone) if reads else None
+        self.prefix_key = _rows(key, gone) if reads else None
         norms = (source.query_norm, source.key_norm) if reads or attends else (nn.Identity(), nn.Identity())
         self.q_norm, self.k_norm = (copy.deepcopy(norm) for norm in norms)
         if self.prefix_key is not None and self._folds():
@@ -238,7 +241,6 @@ class ConvolvedAttention(nn.Module):
         before = slice(tokens.prefix)
         self.prefix_bias = source.bias.of(self.convolved, before) if source.bias is not None and reads else None
         self.attn_drop, self.proj_drop = nn.Dropout(source.dropout), copy.deepcopy(source.out_dropout)
-        order = torch.cat((kept, gone))
         self.norm = copy.deepcopy(source.out_norm)
         for weight in self.norm.parameters():
             weight.data = weight.data[order]
@@ -267,15 +269,16 @@ class ConvolvedAttention(nn.Module):
         if x.shape[1] != before + height * width:
             requirement = f"must be {before} (class tokens and registers) + {height} x {width} (image)"
             raise ValueError(bad("tokens", requirement, x.shape[1], "Replace heads at the image size of the model."))
-        inner = len(self.attending) * self.head_dim
-        query, key, value, mixed = self.qkv(x).split((inner, inner, inner, len(self.convolved) * self.head_dim), -1)
+        value, mixed = self.value(x).split(
+            [len(heads) * self.head_dim for heads in (self.attending, self.convolved)], -1
+        )
         out = self._mixed(mixed, terms)
         if before > 0:
             out = torch.cat((self._read(x[:, :before], x, mixed, terms=terms.of(self.convolved)), out), 1)
-        if self.attending:
+        if self.query is not None and self.key is not None:
             own = terms.of(self.attending)
-            query = own.turned(self.q_norm(self._by_head(query)))
-            key = own.turned(self.k_norm(self._by_head(key)))
+            query = own.turned(self.q_norm(self._by_head(self.query(x))))
+            key = own.turned(self.k_norm(self._by_head(self.key(x))))
             out = torch.cat((self._attended(query, key, value, terms=own, bias=self.bias), out), -1)
         return self.call.give(self.proj_drop(self.proj(self.norm(out))))
 
@@ -364,11 +367,9 @@ def _rows_of(heads: Sequence[int], size: int) -> Tensor:
     return (torch.tensor(heads, dtype=torch.int64)[:, None] * size + torch.arange(size)).flatten()
 
 
-def _joined(parts: Sequence[tuple[Projection, Tensor]]) -> nn.Linear:
-    """Return one linear layer with the selected outputs of several layers; it is trainable if any of them is."""
-    biases = [part.weight.new_zeros(len(rows)) if part.bias is None else part.bias[rows] for part, rows in parts]
-    has_bias = any(part.bias is not None for part, _ in parts)
-    return _linear(torch.cat([part.weight[rows] for part, rows in parts]), torch.cat(biases) if has_bias else None)
+def _rows(part: Projection, rows: Tensor) -> nn.Linear:
+    """Return a linear layer with the selected outputs of another."""
+    return _linear(part.weight[rows], None if part.bias is None else part.bias[rows])
 
 
 def _linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:

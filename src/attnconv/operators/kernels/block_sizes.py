@@ -1,6 +1,6 @@
 """Block sizes and thresholds of kernels. They affect time and memory, but not results.
 
-Blocks are tuned on two-core x86 machines; those for GPUs are from data sheets. Sizes are in bytes unless stated otherwise.
+Block sizes are in bytes unless stated otherwise, tuned on two-core x86 machines; those for GPUs are from data sheets.
 """
 
 from collections.abc import Sequence
