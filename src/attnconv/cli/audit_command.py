@@ -28,7 +28,7 @@ class Arguments(AttentionOptions):
         attnconv audit timm:vit_tiny_patch16_224 --pretrained --data photos
         attnconv audit hf:facebook/deit-tiny-patch16-224 --pretrained --data photos
         attnconv audit my_package.models:network --data photos --image-size 192x256
-        torchrun --nproc-per-node 2 -m attnconv audit runs/quadratic-digits --data digits
+        torchrun --nproc-per-node 2 -m attnconv audit runs/first --data digits
 
     Attributes:
         model: Preset, run folder, weights file, hub:OWNER/NAME, timm:NAME, hf:NAME, torchvision:NAME or
