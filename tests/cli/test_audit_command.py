@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 
 from attnconv.cli import main
+from attnconv.cli.image_inputs import ImageOptions, Subject
 from tests.two_processes import run_python
 
 # A user's module with a model.
@@ -197,3 +198,8 @@ def test_what_is_refused(capsys: pytest.CaptureFixture[str], words: str, message
     status, _, err = call(capsys, *words.split())
     assert status != 0
     assert re.search(message, err)
+
+
+def test_a_random_model_is_the_same_in_every_process() -> None:
+    states = [Subject.load("quadratic-digits", ImageOptions()).loaded.model.state_dict() for _ in range(2)]
+    torch.testing.assert_close(*states, rtol=0, atol=0)
