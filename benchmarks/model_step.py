@@ -9,7 +9,7 @@ One step of SGD with momentum and dropout. Contenders:
 
 The difference between `stored` and `products` is due to norms, dropout, residuals and the optimiser.
 
-The step of a model with attention to content is compared with that of a position-only model of the same size.
+The steps of `quadratic-fast`, and of a model with attention to content, are compared with that of `quadratic-small`.
 
     python -m benchmarks model-step
 """
@@ -29,7 +29,7 @@ from benchmarks.measure import precision
 from benchmarks.results import Results, Row
 
 CONTENDERS = ("stored", "attention", "products")
-PRESETS = ("quadratic-small", "learned-content-small")
+PRESETS = ("quadratic-small", "quadratic-fast", "learned-content-small")
 QUICK = {"preset": "quadratic-digits", "batch": 4, "dtypes": ("float32",), "repeats": 2}
 
 

@@ -408,7 +408,10 @@ def test_representation_names_what_matters() -> None:
 @every_encoding
 def test_shapes_without_memory(name: str) -> None:
     """On meta and fake tensors, a layer returns shapes, so models of any size can be analysed."""
-    layer = SelfAttention2d(12, 5, 3, encoding=name).to("meta")
+    layer = SelfAttention2d(12, 5, 3, encoding=name, device="meta")
     assert layer(torch.empty(2, 12, 6, 7, device="meta")).shape == (2, 5, 6, 7)
     with FakeTensorMode():
         assert SelfAttention2d(12, 5, 3, encoding=name)(torch.empty(2, 12, 6, 7)).shape == (2, 5, 6, 7)
+    with torch.device("meta"):
+        layer = SelfAttention2d(12, 5, 3, encoding=name, device="cpu")
+    assert layer(torch.zeros(2, 12, 6, 7, device="cpu")).shape == (2, 5, 6, 7)

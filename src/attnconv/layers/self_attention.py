@@ -8,6 +8,7 @@ Inputs and outputs are (b, c, *sizes). Channels are last internally, so channels
 import inspect
 import math
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, final, get_args
 
 import torch
@@ -120,11 +121,12 @@ class SelfAttention(PlannedLayer):
             raise ValueError(bad("backend", f"must be one of {', '.join(get_args(Backend))}", repr(backend)))
         self.attention_dropout = attention_dropout
         self.backend: Backend = backend
-        self.encoding = self._encoding(encoding)
-        self._make_weights(head_channels)
-        self.bias = nn.Parameter(torch.empty(self.out_channels)) if bias else None
+        with nullcontext() if device is None else torch.device(device):
+            self.encoding = self._encoding(encoding)
+            self._make_weights(head_channels)
+            self.bias = nn.Parameter(torch.empty(self.out_channels)) if bias else None
+            self.reset_parameters()
         self.called = ""
-        self.reset_parameters()
         if device is not None or dtype is not None:
             self.to(device=device, dtype=dtype)
         self.register_load_state_dict_pre_hook(check_loaded)  # type: ignore[no-untyped-call]
