@@ -44,6 +44,39 @@ def test_every_split_equals_the_softmax_of_all_scores(
             torch.testing.assert_close(got, want, **tolerance(DOUBLE, scale=10))
 
 
+@pytest.mark.parametrize("block", [1, 40, 2**20])
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("autocast", [True, False])
+@pytest.mark.parametrize("batches", [(2, 2, 2), (1, 2, 1)])
+def test_in_bfloat16(
+    batches: tuple[int, int, int], autocast: bool, shared: bool, block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(block_sizes, "SCORES_BLOCK", 8 * block)
+    inputs = [
+        part.detach().bfloat16().float().requires_grad_() for part in problem((2, 5), shared=shared, batches=batches)
+    ]
+    exact = [part.detach().double().requires_grad_() for part in inputs]
+
+    def run(*values: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            return attend(values[0], values[1], values[2] if autocast else values[2].bfloat16(), values[3:])
+
+    out, expected = run(*inputs), attend_plainly(*exact)
+    assert out.dtype == torch.bfloat16
+    torch.testing.assert_close(out.double(), expected, **tolerance(torch.bfloat16))
+    g = torch.randn_like(out)
+    for got, want in zip(
+        torch.autograd.grad(out, inputs, g), torch.autograd.grad(expected, exact, g.double()), strict=True
+    ):
+        scale = float(want.abs().max())
+        torch.testing.assert_close(got.double() / scale, want / scale, **tolerance(torch.bfloat16))
+    # Scores are not rounded: near 1,000, the bfloat16 numbers are 4 apart.
+    with torch.no_grad():
+        inputs[0][..., 0], inputs[1][..., 0] = 1, 1000
+        out, expected = run(*inputs), attend_plainly(*(part.double() for part in inputs))
+    torch.testing.assert_close(out.double(), expected, **tolerance(torch.bfloat16))
+
+
 def test_without_biases_it_is_plain_attention() -> None:
     q, k, v = torch.randn(3, 2, 3, 6, 4, dtype=DOUBLE).unbind()
     torch.testing.assert_close(attend(q, k, v, []), F.scaled_dot_product_attention(q, k, v, scale=1.0))

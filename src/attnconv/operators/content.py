@@ -27,7 +27,15 @@ from torch import Tensor
 
 from attnconv._util.errors import bad
 from attnconv.grid import Grid, per_axis
-from attnconv.operators.base import Images, LatticeOperator, Outputs, Weights, full_precision, score_dtype
+from attnconv.operators.base import (
+    Images,
+    LatticeOperator,
+    Outputs,
+    Weights,
+    full_precision,
+    product_dtype,
+    score_dtype,
+)
 from attnconv.operators.kernels import block_sizes
 from attnconv.operators.kernels.contractions import axis_sum, project, project_heads
 from attnconv.operators.kernels.recompute_in_backward import Gradients, recomputing
@@ -159,14 +167,16 @@ def attend(
     """Compute softmax(Q K^T + sum_a B_a) V, with fused kernels on CUDA, otherwise in blocks of rows.
 
     Queries must already be scaled; `biases` contains the position scores B_a of each axis a. Scores are computed in at
-    least float32; fused kernels multiply in the dtype of the values but sum in float32.
+    least float32, and other products in bfloat16 if the values or autocast use it; fused kernels multiply in
+    the dtype of the values but sum in float32.
     """
-    exact, fused = score_dtype(values.dtype), values.device.type == "cuda"
-    products = values.dtype if fused else exact
-    inputs = [*(tensor.to(products) for tensor in (queries, keys, values)), *(bias.to(exact) for bias in biases)]
+    exact, fused, result = score_dtype(values.dtype), values.device.type == "cuda", product_dtype(values)
+    factors = values.dtype if fused else exact
+    mixed = result if result is torch.bfloat16 and not fused else factors
+    inputs = [queries.to(factors), keys.to(factors), values.to(mixed), *(bias.to(exact) for bias in biases)]
     with full_precision(values.device):
         out = attend_folded(*inputs) if fused else _attention(*inputs)
-        return out.to(values.dtype)
+        return out.to(result)
 
 
 def _forward(queries: Tensor, keys: Tensor, values: Tensor, *biases: Tensor) -> Tensor:
@@ -176,36 +186,45 @@ def _forward(queries: Tensor, keys: Tensor, values: Tensor, *biases: Tensor) -> 
     held: Buffers = {}
     for images, rows in _blocks(batch, queries, keys):
         query, key, value, *bias = _part(images, rows, queries, keys, values, *biases)
-        weights, into = _rows(query, key, bias, held), out[images, :, rows]
-        into.copy_(_product(weights, value, _buffer(held, 2, into.shape, into)))
+        weights = _converted(_rows(query, key, bias, held), value.dtype, held, 3)
+        _write_product(weights, value, out[images, :, rows], held, 2)
     return out
 
 
 def _gradients(inputs: Sequence[Tensor], gradient: Tensor, wanted: Sequence[bool]) -> Gradients:
     del wanted  # almost all of the work is needed for any gradient
-    queries, keys, _, *biases = inputs
+    queries, keys, values, *biases = inputs
+    batch, exact, mixed = gradient.shape[0], queries.dtype, values.dtype
     # Gradients of keys and values are summed transposed: P is contiguous in keys, so G^T P is faster than P^T G.
     totals = [
-        tensor.new_zeros(tensor.mT.shape if place in (1, 2) else tensor.shape) for place, tensor in enumerate(inputs)
+        keys.new_zeros(tensor.mT.shape)
+        if place in (1, 2)
+        else (tensor.new_empty if len(tensor) == batch else tensor.new_zeros)(tensor.shape)
+        for place, tensor in enumerate(inputs)
     ]
     held: Buffers = {}
-    for images, rows in _blocks(gradient.shape[0], queries, keys):
+    for images, rows in _blocks(batch, queries, keys):
         query, key, value, *bias = _part(images, rows, *inputs)
         into = _part(images, rows, *totals)
         weights, part = _rows(query, key, bias, held), gradient[images, :, rows]
-        # Gradients of the probabilities, in the buffer of the scores.
-        slopes = _buffer(held, 0, (*part.shape[:-1], keys.shape[2]), part)
-        _add_outer(into[2], part, weights)
-        _product(part, value.mT, slopes)
+        # Gradients of the probabilities, in the buffer of the scores if it has their dtype.
+        slopes = _buffer(held, 0 if mixed == exact else 4, (*part.shape[:-1], keys.shape[2]), part)
+        _add_outer(into[2], part, _converted(weights, mixed, held, 3))
+        slopes = _converted(_product(part, value.mT, slopes), exact, held, 0)
         weights, descent = weights.expand_as(slopes).contiguous(), _buffer(held, 2, slopes.shape, slopes)
-        torch.ops.aten._softmax_backward_data.out(slopes, weights, -1, slopes.dtype, grad_input=descent)
-        _add(into[0], _product(descent, key, _buffer(held, 3, (*descent.shape[:-1], key.shape[-1]), key)))
-        _add_outer(into[1], query, descent)
+        torch.ops.aten._softmax_backward_data.out(slopes, weights, -1, exact, grad_input=descent)
+        steep, query, key = _converted(descent, mixed, held, 3), query.to(mixed), key.to(mixed)
+        if len(queries) == batch:
+            _write_product(steep, key, into[0], held, 5)
+        else:
+            _add(into[0], _product(steep, key, _buffer(held, 5, (*descent.shape[:-1], key.shape[-1]), key)))
+        _add_outer(into[1], query, steep)
         if biases:
             grid = descent.unflatten(-1, [bias.shape[-1] for bias in biases])
             for dim, total in enumerate(into[3:]):
                 others = [3 + axis for axis in range(len(biases)) if axis != dim]
-                _add(total, grid.sum(others) if others else grid)
+                part = grid.sum(others) if others else grid
+                _add(total, part) if len(biases[dim]) != batch else total.copy_(part)
     return tuple(total.mT if place in (1, 2) else total for place, total in enumerate(totals))
 
 
@@ -220,6 +239,14 @@ def _buffer(held: Buffers, place: int, shape: Sequence[int], like: Tensor) -> Te
     if place not in held or held[place].numel() < size:
         held[place] = like.new_empty(size)
     return held[place][:size].view(*shape)
+
+
+def _converted(tensor: Tensor, dtype: torch.dtype, held: Buffers, place: int) -> Tensor:
+    """Convert to `dtype`, in a buffer."""
+    if tensor.dtype == dtype:
+        return tensor
+    held.setdefault(place, tensor.new_empty(0, dtype=dtype))
+    return _buffer(held, place, tensor.shape, held[place]).copy_(tensor)
 
 
 def _blocks(batch: int, queries: Tensor, keys: Tensor) -> Iterator[tuple[slice, slice]]:
@@ -265,11 +292,19 @@ def _product(left: Tensor, right: Tensor, out: Tensor, *, add: bool = False) -> 
     return out
 
 
+def _write_product(left: Tensor, right: Tensor, out: Tensor, held: Buffers, place: int) -> None:
+    """Compute left @ right in a view."""
+    if out.is_contiguous() and out.dtype == left.dtype:
+        _product(left, right, out)
+    else:
+        out.copy_(_product(left, right, _buffer(held, place, out.shape, left)))
+
+
 def _add_outer(total: Tensor, left: Tensor, right: Tensor) -> None:
     """Add left^T right to a view, summed over heads or images that share the view."""
     if total.shape[1] == 1:
         _add(total[:, 0], left.flatten(1, 2).mT @ right.flatten(1, 2))
-    elif total.shape[0] == left.shape[0] == right.shape[0]:
+    elif total.shape[0] == left.shape[0] == right.shape[0] and total.dtype == left.dtype:
         flat = total.flatten(0, 1)
         torch.baddbmm(flat, left.mT.flatten(0, 1), right.flatten(0, 1), out=flat)
     else:
