@@ -388,7 +388,8 @@ def merged(
         weight = (left @ weight.to(exact).unflatten(0, (heads, -1))).flatten(0, 1).to(x.dtype)
         if bias is not None:
             bias = (left @ bias.to(exact).view(heads, -1, 1)).flatten().to(x.dtype)
-    return split_heads(F.linear(x, weight, bias), heads)
+    out = F.linear(x, weight, bias).unflatten(-1, (heads, -1)).flatten(1, -3)  # (b, points, h, d)
+    return out.transpose(1, 2).contiguous()
 
 
 def sinusoids(positions: Float[Tensor, "*positions"], channels: int) -> Float[Tensor, "*positions channels"]:

@@ -88,7 +88,8 @@ class Content(LatticeOperator):
 
     def lattice_rows(self, queries: Int[Tensor, "r"]) -> Float[Tensor, "#b h r lattice"]:
         with full_precision(self.device):
-            scores = self.queries.index_select(2, queries) @ self.keys.mT
+            exact = score_dtype(self.queries.dtype)
+            scores = self.queries.index_select(2, queries).to(exact) @ self.keys.to(exact).mT
             if self.biases:
                 scores = scores + axis_sum([bias.index_select(2, queries) for bias in self.biases])
             return torch.softmax(scores, -1)
@@ -173,7 +174,8 @@ def attend(
     exact, fused, result = score_dtype(values.dtype), values.device.type == "cuda", product_dtype(values)
     factors = values.dtype if fused else exact
     mixed = result if result is torch.bfloat16 and not fused else factors
-    inputs = [queries.to(factors), keys.to(factors), values.to(mixed), *(bias.to(exact) for bias in biases)]
+    queries, keys = (vectors if vectors.dtype == mixed else vectors.to(factors) for vectors in (queries, keys))
+    inputs = [queries, keys, values.to(mixed), *(bias.to(exact) for bias in biases)]
     with full_precision(values.device):
         out = attend_folded(*inputs) if fused else _attention(*inputs)
         return out.to(result)
@@ -194,10 +196,10 @@ def _forward(queries: Tensor, keys: Tensor, values: Tensor, *biases: Tensor) -> 
 def _gradients(inputs: Sequence[Tensor], gradient: Tensor, wanted: Sequence[bool]) -> Gradients:
     del wanted  # almost all of the work is needed for any gradient
     queries, keys, values, *biases = inputs
-    batch, exact, mixed = gradient.shape[0], queries.dtype, values.dtype
+    batch, exact, mixed = gradient.shape[0], score_dtype(values.dtype), values.dtype
     # Gradients of keys and values are summed transposed: P is contiguous in keys, so G^T P is faster than P^T G.
     totals = [
-        keys.new_zeros(tensor.mT.shape)
+        tensor.new_zeros(tensor.mT.shape, dtype=exact)
         if place in (1, 2)
         else (tensor.new_empty if len(tensor) == batch else tensor.new_zeros)(tensor.shape)
         for place, tensor in enumerate(inputs)
@@ -252,7 +254,8 @@ def _converted(tensor: Tensor, dtype: torch.dtype, held: Buffers, place: int) ->
 def _blocks(batch: int, queries: Tensor, keys: Tensor) -> Iterator[tuple[slice, slice]]:
     """Yield slices of images and of queries such that each block has about `SCORES_BLOCK` bytes of scores."""
     heads, count = queries.shape[1:3]
-    most = block_sizes.SCORES_BLOCK // (queries.element_size() * heads * keys.shape[2])  # rows of all heads
+    row = score_dtype(queries.dtype).itemsize * heads * keys.shape[2]  # bytes
+    most = block_sizes.SCORES_BLOCK // row  # rows of all heads
     rows = min(max(most, block_sizes.LEAST_ROWS), count)
     for images in block_sizes.spans(batch, max(most // count, 1)):
         for some in block_sizes.spans(count, rows):
@@ -267,7 +270,8 @@ def _part(images: slice, rows: slice, *inputs: Tensor) -> list[Tensor]:
 
 def _rows(queries: Tensor, keys: Tensor, biases: Sequence[Tensor], held: Buffers) -> Float[Tensor, "b h r lattice"]:
     """Compute the probabilities of a block in the second buffer."""
-    batch = _batch(queries, keys, *biases)
+    batch, exact = _batch(queries, keys, *biases), score_dtype(queries.dtype)
+    queries, keys = _converted(queries, exact, held, 6), _converted(keys, exact, held, 7)
     scores = _buffer(held, 0, (batch, *queries.shape[1:3], keys.shape[2]), queries)
     if biases:  # write them first, then add the product in place
         grid = scores.view(*scores.shape[:-1], *(bias.shape[-1] for bias in biases))
