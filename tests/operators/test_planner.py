@@ -60,13 +60,11 @@ def test_a_calibration_is_kept_and_used() -> None:
 
 
 @pytest.mark.parametrize("low", [False, True])
-@pytest.mark.parametrize(("device", "side", "block"), [("cpu", 64, 2**21), ("cuda", 64, 2**22), ("cuda", 128, 2**26)])
+@pytest.mark.parametrize(("device", "side", "block"), [("cpu", 64, 2**22), ("cuda", 64, 2**24), ("cuda", 128, 2**28)])
 def test_the_plan_counts_the_blocks_of_its_device(
     device: str, side: int, block: int, low: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given: list[int] = []
-    if low and device == "cuda":
-        block *= 2  # blocks of equal size in bytes
 
     def noted(*arguments: object, block: int, **options: object) -> dict[planner.Form, float]:
         given.append(block)
@@ -75,11 +73,11 @@ def test_the_plan_counts_the_blocks_of_its_device(
     monkeypatch.setattr(planner, "seconds", noted)
     fastest(Grid.make((side, side)), 9, 64, 8, low=low, training=True, device=device)
     assert given == [block]
-    used = "meta" if device == "cuda" else "cpu"
-    assert block_sizes.block_values(used, 2 if low else 4, long=side == 128) == block
+    image = torch.zeros(1, side, side, 1, device="meta" if device == "cuda" else "cpu")
+    assert block_sizes.block_bytes(image.device.type, long=side == 128) == block
     grid, machine = Grid.make((side, side)), Machine(call=1.0)  # only launches have a cost
     costs = [seconds(grid, 9, 64, 8, low=low, training=True, machine=machine, block=block) for block in (2**22, 2**23)]
-    mixed = 9 * side**2 * 64 * 8
+    mixed = 9 * side**2 * 64 * 8 * (2 if low else 4)
     assert costs[0]["structured"] - costs[1]["structured"] == pytest.approx(24 * mixed / 2**23)
 
 

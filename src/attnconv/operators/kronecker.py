@@ -258,8 +258,8 @@ def _parts(x: Tensor, weight: Tensor, factors: Sequence[Tensor]) -> Iterator[tup
     middle = math.prod(max(factor.shape[1:]) for factor in factors[1:-1])
     columns = factors[-1].shape[1] if len(factors) > 1 else 1
     channels = max(x.shape[-1], weight.shape[2])
-    column = len(weight) * max(factors[0].shape[1:]) * middle * channels
-    most = max(block_sizes.block_values(x.device.type, x.element_size()) // column, 1)
+    column = len(weight) * max(factors[0].shape[1:]) * middle * channels * x.element_size()
+    most = max(block_sizes.block_bytes(x.device.type) // column, 1)
     count = math.ceil(columns / max(most, block_sizes.LEAST_COLUMNS))
     for some in block_sizes.spans(x.shape[0], max(most // columns, 1)):
         yield some, block_sizes.spans(columns, math.ceil(columns / count))  # of nearly equal widths

@@ -20,7 +20,7 @@ from torch import Tensor
 from attnconv._util.atomic_write import write_atomically
 from attnconv._util.settings import Positive
 from attnconv.grid import Grid
-from attnconv.operators.kernels.block_sizes import KRONECKER_BLOCK, LONG_AXIS, block_values
+from attnconv.operators.kernels.block_sizes import KRONECKER_BLOCK, LONG_AXIS, block_bytes
 
 Form = Literal["dense", "structured"]
 
@@ -56,7 +56,7 @@ def seconds(
     """Predict how many seconds each form of an operator (dense or structured) takes to compute a layer's output.
 
     `channels` is the smaller of the layer's numbers of input and output channels, `low` selects 16-bit matrix products,
-    `training` adds the backward pass, and `block` is the maximum number of values in an intermediate tensor.
+    `training` adds the backward pass, and `block` is the maximum size of an intermediate tensor, in bytes.
     """
     product, thin = (machine.low_product, machine.low_thin) if low else (machine.product, machine.thin)
     size, queries, keys = 2 if low else 4, grid.query_count, grid.key_count
@@ -64,7 +64,7 @@ def seconds(
     dense = (30 if training else 12) * machine.call + 2 * matrix * channels * batch * (3 if training else 1) / product
     dense += matrix * ((48 + 3 * size) if training else (16 + size)) / machine.memory
     keys_along = sum(axis.size for axis in grid.axes)
-    structured = (70 if training else 22) * machine.call + mixed / block * (24 if training else 8) * machine.call
+    structured = (70 if training else 22) * machine.call + mixed * size / block * (24 if training else 8) * machine.call
     structured += 2 * mixed * keys_along * (4 if training else 1) / thin
     structured += mixed * size * (8 if training else 3) / machine.memory
     return {"dense": dense, "structured": structured}
@@ -73,7 +73,7 @@ def seconds(
 @functools.lru_cache(maxsize=1024)
 def fastest(grid: Grid, heads: int, channels: int, batch: int, *, low: bool, training: bool, device: str) -> Form:
     """Return the form that is predicted to be faster on a device (`cpu`, `cuda`, ..)."""
-    block = block_values(device, 2 if low else 4, long=max(axis.size for axis in grid.axes) >= LONG_AXIS)
+    block = block_bytes(device, long=max(axis.size for axis in grid.axes) >= LONG_AXIS)
     machine = machine_of(device)
     costs = seconds(grid, heads, channels, batch, low=low, training=training, machine=machine, block=block)
     return "dense" if costs["dense"] <= costs["structured"] else "structured"

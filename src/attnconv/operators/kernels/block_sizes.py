@@ -1,15 +1,14 @@
 """Block sizes and thresholds of kernels. They affect time and memory, but not results.
 
-Block sizes are in bytes unless stated otherwise, tuned on two-core x86 machines; those for GPUs are from data sheets.
+Block sizes are in bytes, tuned on two-core x86 machines; those for GPUs are from data sheets.
 """
 
 from collections.abc import Sequence
 
 from torch import Tensor
 
-# Kronecker factors: mixed values of all heads that are in memory at a time. On a CPU, this is a number of values, since
-# 8 MiB are faster in float32, and 4 MiB in bfloat16: smaller blocks make matrix products less efficient.
-KRONECKER_BLOCK = 2**21
+# Kronecker factors: mixed values of all heads that are in memory at a time; on a CPU they fit in cache.
+KRONECKER_BLOCK = 2**22
 # On a GPU, a product over 16 MiB takes about as long as its launch. Larger blocks would only use more memory.
 KRONECKER_BLOCK_GPU = 2**24
 # Long axes are computed by head and tile, so that each launch processes about a hundredth of a block.
@@ -34,11 +33,11 @@ ROWS_BLOCK = 2**26  # rows that are computed without the spectrum
 FACTOR_ENTRIES = 64
 
 
-def block_values(device: str, element_size: int, *, long: bool = False) -> int:
-    """Return the maximum number of mixed values in a block on a device type (`cpu`, `cuda`, ..)."""
+def block_bytes(device: str, *, long: bool = False) -> int:
+    """Return the size in bytes of a block of mixed values on a device type (`cpu`, `cuda`, ..)."""
     if device == "cpu":
         return KRONECKER_BLOCK
-    return (KRONECKER_LONG_BLOCK_GPU if long else KRONECKER_BLOCK_GPU) // element_size
+    return KRONECKER_LONG_BLOCK_GPU if long else KRONECKER_BLOCK_GPU
 
 
 def are_short(factors: Sequence[Tensor]) -> bool:

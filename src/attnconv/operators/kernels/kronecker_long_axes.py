@@ -127,8 +127,8 @@ def _add_products(
     into: Float[Tensor, "q k"], left: Float[Tensor, "p q rest"], right: Float[Tensor, "p k rest"]
 ) -> None:
     """Add the sum of left right^T over the parts, with at most one block of products at a time."""
-    queries, keys = left.shape[1], right.shape[1]
-    most = max(block_sizes.block_values(left.device.type, left.element_size()) // keys, 1)
+    row, queries = left.element_size() * right.shape[1], left.shape[1]
+    most = max(block_sizes.block_bytes(left.device.type) // row, 1)
     for rows in block_sizes.spans(queries, most):
         for chosen in block_sizes.spans(len(left), max(most // queries, 1)):
             products = torch.bmm(left[chosen, rows], right[chosen].mT)
@@ -150,10 +150,10 @@ def strips(factors: Sequence[Tensor]) -> Sequence[Tile]:
 
 
 def blocks(x: Tensor, weight: Tensor, factors: Sequence[Tensor]) -> Iterator[tuple[Any, Any, list[View]]]:
-    """Yield blocks of about `block_values`: indices (images, rows, strip) of queries and keys, and a view per head."""
+    """Yield blocks of about `block_bytes`: indices (images, rows, strip) of queries and keys, and a view per head."""
     heads, count = weight.shape[0], factors[0].shape[1]
     channels = max(heads * x.shape[-1], weight.shape[2])  # of mixed values or of their projection
-    most = block_sizes.block_values(x.device.type, x.element_size(), long=True)
+    most = block_sizes.block_bytes(x.device.type, long=True) // x.element_size()
     first = Bands.of(factors[0])
     for strip in strips(factors):
         around = [part[:, strip[0], strip[1]] if dim == 0 else part for dim, part in enumerate(factors[1:])]
