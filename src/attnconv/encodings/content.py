@@ -330,12 +330,14 @@ def check_head_channels(in_channels: int, head_channels: int | None, *, multiple
     return channels
 
 
-def split_heads(flat: Float[Tensor, "b *points he"], heads: int) -> Float[Tensor, "b h flat e"]:
-    """Split the channels into one vector per head and point, converted to the dtype of scores."""
+def split_heads(
+    flat: Float[Tensor, "b *points he"], heads: int, dtype: torch.dtype | None = None
+) -> Float[Tensor, "b h flat e"]:
+    """Split the channels into one vector per head and point, converted to `dtype`; None for the dtype of scores."""
     split = flat.unflatten(-1, (heads, -1)).flatten(1, -3)  # (b, points, h, e)
     split = split.transpose(1, 2)
     # Without `copy`, `to` returns a view if the dtype does not change, and every product would copy it.
-    return split.to(score_dtype(flat.dtype), memory_format=torch.contiguous_format, copy=True)
+    return split.to(dtype or score_dtype(flat.dtype), memory_format=torch.contiguous_format, copy=True)
 
 
 def shared_keys(x: Float[Tensor, "b *sizes c"]) -> Float[Tensor, "b 1 lattice c"]:
@@ -388,8 +390,8 @@ def merged(
         weight = (left @ weight.to(exact).unflatten(0, (heads, -1))).flatten(0, 1).to(x.dtype)
         if bias is not None:
             bias = (left @ bias.to(exact).view(heads, -1, 1)).flatten().to(x.dtype)
-    out = F.linear(x, weight, bias).unflatten(-1, (heads, -1)).flatten(1, -3)  # (b, points, h, d)
-    return out.transpose(1, 2).contiguous()
+    out = F.linear(x, weight, bias)
+    return split_heads(out, heads, out.dtype)
 
 
 def sinusoids(positions: Float[Tensor, "*positions"], channels: int) -> Float[Tensor, "*positions channels"]:

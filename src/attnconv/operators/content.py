@@ -88,8 +88,7 @@ class Content(LatticeOperator):
 
     def lattice_rows(self, queries: Int[Tensor, "r"]) -> Float[Tensor, "#b h r lattice"]:
         with full_precision(self.device):
-            exact = score_dtype(self.queries.dtype)
-            scores = self.queries.index_select(2, queries).to(exact) @ self.keys.to(exact).mT
+            scores = self.queries.index_select(2, queries).to(self.keys.dtype) @ self.keys.mT
             if self.biases:
                 scores = scores + axis_sum([bias.index_select(2, queries) for bias in self.biases])
             return torch.softmax(scores, -1)
@@ -168,14 +167,14 @@ def attend(
     """Compute softmax(Q K^T + sum_a B_a) V, with fused kernels on CUDA, otherwise in blocks of rows.
 
     Queries must already be scaled; `biases` contains the position scores B_a of each axis a. Scores are computed in at
-    least float32, and other products in bfloat16 if the values or autocast use it; fused kernels multiply in
-    the dtype of the values but sum in float32.
+    least float32, and other products in bfloat16 if this is the dtype of the values or of autocast. Fused kernels
+    multiply in the dtype of the values but sum in float32.
     """
     exact, fused, result = score_dtype(values.dtype), values.device.type == "cuda", product_dtype(values)
     factors = values.dtype if fused else exact
     mixed = result if result is torch.bfloat16 and not fused else factors
-    queries, keys = (vectors if vectors.dtype == mixed else vectors.to(factors) for vectors in (queries, keys))
-    inputs = [queries, keys, values.to(mixed), *(bias.to(exact) for bias in biases)]
+    queries = queries if queries.dtype == mixed else queries.to(factors)
+    inputs = [queries, keys.to(factors), values.to(mixed), *(bias.to(exact) for bias in biases)]
     with full_precision(values.device):
         out = attend_folded(*inputs) if fused else _attention(*inputs)
         return out.to(result)
@@ -197,12 +196,12 @@ def _gradients(inputs: Sequence[Tensor], gradient: Tensor, wanted: Sequence[bool
     del wanted  # almost all of the work is needed for any gradient
     queries, keys, values, *biases = inputs
     batch, exact, mixed = gradient.shape[0], score_dtype(values.dtype), values.dtype
+    shared = len(queries) != batch  # otherwise, only one block contributes to the gradient of a query
     # Gradients of keys and values are summed transposed: P is contiguous in keys, so G^T P is faster than P^T G.
     totals = [
-        tensor.new_zeros(tensor.mT.shape, dtype=exact)
-        if place in (1, 2)
-        else (tensor.new_empty if len(tensor) == batch else tensor.new_zeros)(tensor.shape)
-        for place, tensor in enumerate(inputs)
+        queries.new_zeros(queries.shape, dtype=exact) if shared else queries.new_empty(queries.shape),
+        *(tensor.new_zeros(tensor.mT.shape, dtype=exact) for tensor in (keys, values)),
+        *(bias.new_zeros(bias.shape) for bias in biases),
     ]
     held: Buffers = {}
     for images, rows in _blocks(batch, queries, keys):
@@ -216,17 +215,16 @@ def _gradients(inputs: Sequence[Tensor], gradient: Tensor, wanted: Sequence[bool
         weights, descent = weights.expand_as(slopes).contiguous(), _buffer(held, 2, slopes.shape, slopes)
         torch.ops.aten._softmax_backward_data.out(slopes, weights, -1, exact, grad_input=descent)
         steep, query, key = _converted(descent, mixed, held, 3), query.to(mixed), key.to(mixed)
-        if len(queries) == batch:
-            _write_product(steep, key, into[0], held, 5)
-        else:
+        if shared:
             _add(into[0], _product(steep, key, _buffer(held, 5, (*descent.shape[:-1], key.shape[-1]), key)))
+        else:
+            _write_product(steep, key, into[0], held, 5)
         _add_outer(into[1], query, steep)
         if biases:
             grid = descent.unflatten(-1, [bias.shape[-1] for bias in biases])
             for dim, total in enumerate(into[3:]):
                 others = [3 + axis for axis in range(len(biases)) if axis != dim]
-                part = grid.sum(others) if others else grid
-                _add(total, part) if len(biases[dim]) != batch else total.copy_(part)
+                _add(total, grid.sum(others) if others else grid)
     return tuple(total.mT if place in (1, 2) else total for place, total in enumerate(totals))
 
 
@@ -254,8 +252,7 @@ def _converted(tensor: Tensor, dtype: torch.dtype, held: Buffers, place: int) ->
 def _blocks(batch: int, queries: Tensor, keys: Tensor) -> Iterator[tuple[slice, slice]]:
     """Yield slices of images and of queries such that each block has about `SCORES_BLOCK` bytes of scores."""
     heads, count = queries.shape[1:3]
-    row = score_dtype(queries.dtype).itemsize * heads * keys.shape[2]  # bytes
-    most = block_sizes.SCORES_BLOCK // row  # rows of all heads
+    most = block_sizes.SCORES_BLOCK // (keys.element_size() * heads * keys.shape[2])  # rows of all heads
     rows = min(max(most, block_sizes.LEAST_ROWS), count)
     for images in block_sizes.spans(batch, max(most // count, 1)):
         for some in block_sizes.spans(count, rows):
@@ -270,8 +267,8 @@ def _part(images: slice, rows: slice, *inputs: Tensor) -> list[Tensor]:
 
 def _rows(queries: Tensor, keys: Tensor, biases: Sequence[Tensor], held: Buffers) -> Float[Tensor, "b h r lattice"]:
     """Compute the probabilities of a block in the second buffer."""
-    batch, exact = _batch(queries, keys, *biases), score_dtype(queries.dtype)
-    queries, keys = _converted(queries, exact, held, 6), _converted(keys, exact, held, 7)
+    batch = _batch(queries, keys, *biases)
+    queries = _converted(queries, keys.dtype, held, 6)
     scores = _buffer(held, 0, (batch, *queries.shape[1:3], keys.shape[2]), queries)
     if biases:  # write them first, then add the product in place
         grid = scores.view(*scores.shape[:-1], *(bias.shape[-1] for bias in biases))
