@@ -13,13 +13,18 @@ from tests.tolerances import tolerance
 DOUBLE = torch.float64
 
 
-def problem(sizes: tuple[int, ...], *, shared: bool, batches: tuple[int, int, int] = (2, 2, 2)) -> list[Tensor]:
-    """Return queries, keys, values and biases, with the given batch sizes; values have two images."""
+def problem(
+    sizes: tuple[int, ...], *, shared: str = "nothing", batches: tuple[int, int, int] = (2, 2, 2), channels: int = 4
+) -> list[Tensor]:
+    """Return queries, keys, values and biases, with the given batch sizes; values have two images.
+
+    Heads share nothing, the keys, the values or both; with 12 channels, probabilities are saved for gradients.
+    """
     lattice, (of_queries, of_keys, of_biases) = torch.Size(sizes).numel(), batches
     tensors = [
-        torch.randn(of_queries, 3, 7, 4),
-        torch.randn(of_keys, 3, lattice, 4),
-        torch.randn(2, 1 if shared else 3, lattice, 5),
+        torch.randn(of_queries, 3, 7, channels) / channels**0.5,
+        torch.randn(of_keys, 1 if shared in ("keys", "both") else 3, lattice, channels),
+        torch.randn(2, 1 if shared in ("values", "both") else 3, lattice, 5),
         *(torch.randn(of_biases, 3, 7, size) for size in sizes),
     ]
     return [tensor.to(DOUBLE).requires_grad_() for tensor in tensors]
@@ -27,14 +32,20 @@ def problem(sizes: tuple[int, ...], *, shared: bool, batches: tuple[int, int, in
 
 @pytest.mark.parametrize("block", [1, 40, 2**20])
 @pytest.mark.parametrize("sizes", [(6,), (2, 5), (2, 3, 2)])
-@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("shared", ["nothing", "keys", "values", "both"])
 @pytest.mark.parametrize("batches", [(2, 2, 2), (2, 2, 1), (1, 1, 1), (1, 2, 1), (1, 1, 2)])
+@pytest.mark.parametrize("channels", [4, 12])
 def test_every_split_equals_the_softmax_of_all_scores(
-    sizes: tuple[int, ...], shared: bool, batches: tuple[int, int, int], block: int, monkeypatch: pytest.MonkeyPatch
+    sizes: tuple[int, ...],
+    shared: str,
+    batches: tuple[int, int, int],
+    channels: int,
+    block: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(block_sizes, "SCORES_BLOCK", 8 * block)
     monkeypatch.setattr(block_sizes, "LEAST_ROWS", 2)
-    inputs = problem(sizes, shared=shared, batches=batches)
+    inputs = problem(sizes, shared=shared, batches=batches, channels=channels)
     expected = attend_plainly(*inputs)
     g = torch.randn_like(expected)
     wanted = torch.autograd.grad(expected, inputs, g)
@@ -45,16 +56,21 @@ def test_every_split_equals_the_softmax_of_all_scores(
 
 
 @pytest.mark.parametrize("block", [1, 40, 2**20])
-@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("shared", ["nothing", "both"])
 @pytest.mark.parametrize("autocast", [True, False])
 @pytest.mark.parametrize("batches", [(2, 2, 2), (1, 2, 1)])
+@pytest.mark.parametrize("channels", [4, 12])
 def test_in_bfloat16(
-    batches: tuple[int, int, int], autocast: bool, shared: bool, block: int, monkeypatch: pytest.MonkeyPatch
+    batches: tuple[int, int, int],
+    autocast: bool,
+    shared: str,
+    channels: int,
+    block: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(block_sizes, "SCORES_BLOCK", 8 * block)
-    inputs = [
-        part.detach().bfloat16().float().requires_grad_() for part in problem((2, 5), shared=shared, batches=batches)
-    ]
+    parts = problem((2, 5), shared=shared, batches=batches, channels=channels)
+    inputs = [part.detach().bfloat16().float().requires_grad_() for part in parts]
     exact = [part.detach().double().requires_grad_() for part in inputs]
 
     def run(*values: Tensor) -> Tensor:
@@ -83,7 +99,7 @@ def test_without_biases_it_is_plain_attention() -> None:
 
 
 def test_second_and_forward_derivatives_and_vmap() -> None:
-    inputs = problem((2, 2), shared=False)
+    inputs = problem((2, 2))
 
     def run(*values: Tensor) -> Tensor:
         return attend(values[0], values[1], values[2], values[3:])

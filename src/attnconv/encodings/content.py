@@ -314,9 +314,11 @@ def products(query: Float[Tensor, "#b h n e"], key: Float[Tensor, "*keys lattice
         return query @ key.mT
 
 
-def scores_at(table: Float[Tensor, "b h n t"], rows: Int[Tensor, "n lattice"]) -> Float[Tensor, "b h n lattice"]:
+def scores_at(
+    table: Float[Tensor, "b *queries t"], rows: Int[Tensor, "*#queries lattice"]
+) -> Float[Tensor, "b *queries lattice"]:
     """Gather scores from the table of each query at the rows of its lattice points."""
-    return table.gather(-1, rows.expand(*table.shape[:2], -1, -1))
+    return table.gather(-1, rows.expand(*table.shape[:-1], -1))
 
 
 def check_head_channels(in_channels: int, head_channels: int | None, *, multiple_of: int = 1) -> int:
@@ -330,14 +332,15 @@ def check_head_channels(in_channels: int, head_channels: int | None, *, multiple
     return channels
 
 
-def split_heads(
-    flat: Float[Tensor, "b *points he"], heads: int, dtype: torch.dtype | None = None
-) -> Float[Tensor, "b h flat e"]:
-    """Split the channels into one vector per head and point, converted to `dtype`; None for the dtype of scores."""
-    split = flat.unflatten(-1, (heads, -1)).flatten(1, -3)  # (b, points, h, e)
-    split = split.transpose(1, 2)
+def split_heads(flat: Float[Tensor, "b *points he"], heads: int) -> Float[Tensor, "b h flat e"]:
+    """Split the channels into one vector per head and point, and copy them, in the dtype of scores."""
     # Without `copy`, `to` returns a view if the dtype does not change, and every product would copy it.
-    return split.to(dtype or score_dtype(flat.dtype), memory_format=torch.contiguous_format, copy=True)
+    split = _split_heads(flat, heads)
+    return split.to(score_dtype(flat.dtype), memory_format=torch.contiguous_format, copy=True)
+
+
+def _split_heads(flat: Tensor, heads: int) -> Float[Tensor, "b h flat e"]:
+    return flat.unflatten(-1, (heads, -1)).flatten(1, -3).transpose(1, 2)
 
 
 def shared_keys(x: Float[Tensor, "b *sizes c"]) -> Float[Tensor, "b 1 lattice c"]:
@@ -390,8 +393,7 @@ def merged(
         weight = (left @ weight.to(exact).unflatten(0, (heads, -1))).flatten(0, 1).to(x.dtype)
         if bias is not None:
             bias = (left @ bias.to(exact).view(heads, -1, 1)).flatten().to(x.dtype)
-    out = F.linear(x, weight, bias)
-    return split_heads(out, heads, out.dtype)
+    return _split_heads(F.linear(x, weight, bias), heads)
 
 
 def sinusoids(positions: Float[Tensor, "*positions"], channels: int) -> Float[Tensor, "*positions channels"]:

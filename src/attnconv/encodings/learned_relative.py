@@ -7,7 +7,6 @@ The query vector q_h is split into equal parts q_h,a, one per axis. Shifts beyon
 """
 
 import math
-from collections.abc import Sequence
 from typing import final
 
 import torch
@@ -112,8 +111,8 @@ class LearnedRelativeContent(Encoding):
 
     def _parts(self, grid: Grid, x: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
         query = split_heads(self.query(grid.at_queries(x)), self.heads) * self.scale
-        parts = zip(query.chunk(self.dims, -1), self.tables, strict=True)
-        biases = self._biases(grid, [products(part, table.to(query.dtype)) for part, table in parts])
+        parts = zip(query.chunk(self.dims, -1), self.tables, self._rows(grid, x.device), strict=True)
+        biases = [scores_at(products(part, table.to(query.dtype)), rows) for part, table, rows in parts]
         return query, split_heads(self.key(grid.extend(x)), self.heads), biases
 
     def _merged(self, grid: Grid, x: Tensor) -> Content:
@@ -127,15 +126,17 @@ class LearnedRelativeContent(Encoding):
             # Every key has one shift along the first axis, so the bias of the keys can be added to its table.
             first = tables[:, : sizes[0]] + self.key.bias.to(exact).view(self.heads, 1, -1)
             right = torch.cat([first, tables[:, sizes[0] :]], 1).mT
-            scores = merged(at_queries.to(exact), weight, bias, right, self.scale)
-        return Content(grid, query, shared_keys(grid.extend(x)), biases=self._biases(grid, scores.split(sizes, -1)))
+            scores = merged(at_queries.to(exact), weight, bias, right, self.scale).transpose(1, 2).split(sizes, -1)
+        along = zip(scores, self._rows(grid, x.device), strict=True)
+        biases = [scores_at(each, rows[:, None]).transpose(1, 2) for each, rows in along]
+        return Content(grid, query, shared_keys(grid.extend(x)), biases=biases)
 
-    def _biases(self, grid: Grid, scores: Sequence[Float[Tensor, "b h n t"]]) -> list[Tensor]:
-        """Gather the scores of all table rows at the shifts along each axis."""
-        indices = grid.unravel(all_queries(grid, scores[0].device))
+    def _rows(self, grid: Grid, device: torch.device) -> list[Int[Tensor, "n _"]]:
+        """Return the table rows of the shifts of each query, one tensor per axis."""
+        indices = grid.unravel(all_queries(grid, device))
         return [
-            scores_at(each, table_rows(axis.shifts(each.device), self.max_shift)[index])  # (n, lattice_a)
-            for each, axis, index in zip(scores, grid.axes, indices, strict=True)
+            table_rows(axis.shifts(device), self.max_shift)[index]
+            for axis, index in zip(grid.axes, indices, strict=True)
         ]
 
 

@@ -3,7 +3,8 @@
     A = softmax(Q K^T + sum_a B_a),    one bias B_a,h[q, k_a] per axis
 
 Rows are computed one block at a time, without materialising an n x n matrix. The backward pass recomputes the
-probabilities P of each block. With G the gradient of the output,
+probabilities P of each block, unless there are at most as many keys as channels of a query: then P is saved. With G the
+gradient of the output,
 
     dV = P^T G,  dS = P * (G V^T - sum_k P * G V^T),  dQ = dS K,  dK = dS^T Q,  dB_a = dS summed over the other axes
 
@@ -16,6 +17,7 @@ bits in bfloat16 and 22 bits in float16. FlashAttention kernels support up to 25
 biases; for more channels, PyTorch uses its memory-efficient kernel.
 """
 
+import functools
 import math
 from collections.abc import Iterator, Sequence
 from typing import TypeAlias, final
@@ -109,9 +111,9 @@ def attention_with_relative_bias(
         softmax_k( scale * q_q . (k_k + row_table[k_1 - q_1] + column_table[k_2 - q_2]) ) v_k
 
     The result is exact and differentiable with respect to all five tensors. Unlike `scaled_dot_product_attention`, this
-    function needs no n x n bias; for the backward pass, it saves only the inputs and, for each query and head,
-    (height + width) numbers. The formula indexes tables by shift: shift s is stored in entry s + t of a table with
-    2 t + 1 entries, and shifts outside [-t, t] are clamped to this range.
+    function needs no n x n bias; for the backward pass, it saves the inputs and, for each query and head,
+    (height + width) numbers and, only if n <= e, the n probabilities. The formula indexes tables by shift: shift s is
+    stored in entry s + t of a table with 2 t + 1 entries, and shifts outside [-t, t] are clamped to this range.
 
     Args:
         q: Query vectors of all positions in row-major order, (b, h, n, e).
@@ -170,29 +172,38 @@ def attend(
     least float32, and other products in bfloat16 if this is the dtype of the values or of autocast. Fused kernels
     multiply in the dtype of the values but sum in float32.
     """
+    if keys.shape[1] == values.shape[1] == 1 < queries.shape[1]:  # heads that share keys and values are more queries
+        flat, *along = (part.transpose(1, 2).flatten(1, 2)[:, None] for part in (queries, *biases))
+        return attend(flat, keys, values, along).squeeze(1).unflatten(1, queries.shape[2:0:-1]).transpose(1, 2)
     exact, fused, result = score_dtype(values.dtype), values.device.type == "cuda", product_dtype(values)
     factors = values.dtype if fused else exact
     mixed = result if result is torch.bfloat16 and not fused else factors
     queries = queries if queries.dtype == mixed else queries.to(factors)
     inputs = [queries, keys.to(factors), values.to(mixed), *(bias.to(exact) for bias in biases)]
+    saves = torch.is_grad_enabled() and keys.shape[2] <= queries.shape[3]
     with full_precision(values.device):
-        out = attend_folded(*inputs) if fused else _attention(*inputs)
+        out = attend_folded(*inputs) if fused else _saving(*inputs) if saves else _attention(*inputs)
         return out.to(result)
 
 
-def _forward(queries: Tensor, keys: Tensor, values: Tensor, *biases: Tensor) -> Tensor:
-    """Compute `attend` one block of rows at a time."""
-    batch = _batch(queries, keys, values, *biases)
-    out = values.new_empty((batch, *queries.shape[1:3], values.shape[-1]))
+def _forward(queries: Tensor, keys: Tensor, values: Tensor, *biases: Tensor, saves: bool = False) -> tuple[Tensor, ...]:
+    """Compute `attend` one block of rows at a time, and return the output and, if they are to be saved, all rows."""
+    batch, shape = _batch(queries, keys, values, *biases), queries.shape[1:3]
+    out = values.new_empty((batch, *shape, values.shape[-1]))
+    saved = [values.new_empty((_batch(queries, keys, *biases), *shape, keys.shape[2]))] if saves else []
     held: Buffers = {}
     for images, rows in _blocks(batch, queries, keys):
         query, key, value, *bias = _part(images, rows, queries, keys, values, *biases)
         weights = _converted(_rows(query, key, bias, held), value.dtype, held, 3)
+        for all_rows in saved:
+            _part(images, rows, all_rows)[0].copy_(weights)
         _write_product(weights, value, out[images, :, rows], held, 2)
-    return out
+    return out, *saved
 
 
-def _gradients(inputs: Sequence[Tensor], gradient: Tensor, wanted: Sequence[bool]) -> Gradients:
+def _gradients(
+    inputs: Sequence[Tensor], gradient: Tensor, wanted: Sequence[bool], saved: Tensor | None = None
+) -> Gradients:
     del wanted  # almost all of the work is needed for any gradient
     queries, keys, values, *biases = inputs
     batch, exact, mixed = gradient.shape[0], score_dtype(values.dtype), values.dtype
@@ -207,12 +218,14 @@ def _gradients(inputs: Sequence[Tensor], gradient: Tensor, wanted: Sequence[bool
     for images, rows in _blocks(batch, queries, keys):
         query, key, value, *bias = _part(images, rows, *inputs)
         into = _part(images, rows, *totals)
-        weights, part = _rows(query, key, bias, held), gradient[images, :, rows]
+        weights = _rows(query, key, bias, held) if saved is None else _part(images, rows, saved)[0]
+        part = gradient[images, :, rows]
         # Gradients of the probabilities, in the buffer of the scores if it has their dtype.
         slopes = _buffer(held, 0 if mixed == exact else 4, (*part.shape[:-1], keys.shape[2]), part)
         _add_outer(into[2], part, _converted(weights, mixed, held, 3))
         slopes = _converted(_product(part, value.mT, slopes), exact, held, 0)
-        weights, descent = weights.expand_as(slopes).contiguous(), _buffer(held, 2, slopes.shape, slopes)
+        weights = _converted(weights, exact, held, 1).expand_as(slopes).contiguous()
+        descent = _buffer(held, 2, slopes.shape, slopes)
         torch.ops.aten._softmax_backward_data.out(slopes, weights, -1, exact, grad_input=descent)
         steep, query, key = _converted(descent, mixed, held, 3), query.to(mixed), key.to(mixed)
         if shared:
@@ -352,4 +365,5 @@ def attend_plainly(queries: Tensor, keys: Tensor, values: Tensor, *biases: Tenso
 
 
 _attention = recomputing(attend_plainly, _forward, _gradients)
+_saving = recomputing(attend_plainly, functools.partial(_forward, saves=True), _gradients)
 attend_folded = recomputing(attend_plainly, _folded)  # fused kernels have no second derivative

@@ -15,31 +15,36 @@ Gradients: TypeAlias = tuple[Tensor | None, ...]
 
 def recomputing(
     plain: Callable[..., Tensor],
-    forward: Callable[..., Tensor],
-    gradients: Callable[[Sequence[Tensor], Tensor, Sequence[bool]], Gradients] | None = None,
+    forward: Callable[..., Any],
+    gradients: Callable[..., Gradients] | None = None,
 ) -> Callable[..., Tensor]:
     """Create a function that saves only its inputs and recomputes intermediate results in the backward pass.
 
     `plain` computes the same result as `forward`, but supports higher derivatives. `gradients` receives the inputs, the
-    output's gradient, and one bool per input (whether to compute its gradient). Without `gradients`, autograd
-    differentiates `forward`: the forward pass records it for the first backward pass, and each further backward pass
-    runs and records it again.
+    output's gradient, one bool per input (whether to compute its gradient), and the saved tensors, if any: if `forward`
+    returns a tuple, these follow the output. Without `gradients`, autograd differentiates `forward`, which returns only
+    the output: the forward pass records it for the first backward pass, and each further backward pass runs and records
+    it again.
     """
 
     @final
     class Recomputing(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, *inputs: Tensor) -> Tensor:
-            ctx.save_for_backward(*inputs)
-            if gradients is not None:
-                return forward(*inputs)
-            ctx.recorded = recorded(forward, inputs, ctx.needs_input_grad)
-            out: Tensor = ctx.recorded[0].detach()
+            if gradients is None:
+                ctx.recorded = recorded(forward, inputs, ctx.needs_input_grad)
+                found = ctx.recorded[0].detach()
+            else:
+                found = forward(*inputs)
+            out: Tensor
+            out, *saved = found if isinstance(found, tuple) else (found,)
+            ctx.save_for_backward(*inputs, *saved)
             return out
 
         @staticmethod
         def backward(ctx: Any, gradient: Tensor) -> Gradients:
-            inputs, wanted = ctx.saved_tensors, ctx.needs_input_grad
+            tensors, wanted = ctx.saved_tensors, ctx.needs_input_grad
+            inputs, saved = tensors[: len(wanted)], tensors[len(wanted) :]
             if torch.is_grad_enabled():  # for second derivatives
                 found: Gradients = torch.func.vjp(plain, *inputs)[1](gradient)
                 return found
@@ -47,7 +52,7 @@ def recomputing(
             if functorch.is_batchedtensor(gradient) or functorch.is_legacy_batchedtensor(gradient):  # batched by vmap
                 return _pulled(recorded(plain, inputs, wanted), gradient)
             if gradients is not None:
-                return gradients(inputs, gradient, wanted)
+                return gradients(inputs, gradient, wanted, *saved)
             graph, ctx.recorded = ctx.recorded or recorded(forward, inputs, wanted), None
             return _pulled(graph, gradient)
 
