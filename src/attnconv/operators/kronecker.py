@@ -241,7 +241,7 @@ def _pull_part(
     mixed, steps = _mix(keys, inner, heads) if moving or wanted[1] else (None, [])
     if mixed is not None and wanted[1]:
         slopes = (first.mT.flatten(0, 1) @ gradient.flatten(1)).view(heads, -1, gradient.shape[-1])  # of U
-        totals[0].add_(contractions.project_gradient(mixed.flatten(1, -2), slopes, groups))
+        contractions.add_project_gradient(totals[0], mixed.flatten(1, -2), slopes, groups)
         del slopes
     if not (moving or wanted[0]):
         return None

@@ -30,13 +30,18 @@ def project_back(gradient: Float[Tensor, "p d"], weight: Float[Tensor, "h i d"],
     return torch.einsum("pgo,higo->hpgi", _grouped(gradient, groups), _grouped(weight, groups)).flatten(2)
 
 
-def project_gradient(
-    mixed: Float[Tensor, "h p c"], gradient: Float[Tensor, "h p d"], groups: int
-) -> Float[Tensor, "h i d"]:
-    """Compute the gradient of the weights, Y_h^T G_h, or its diagonal blocks if there are groups."""
-    if groups == 1:
-        return _each(mixed.mT, gradient)
-    return torch.einsum("hpgi,hpgo->higo", _grouped(mixed, groups), _grouped(gradient, groups)).flatten(2)
+def add_project_gradient(
+    total: Float[Tensor, "h i d"], mixed: Float[Tensor, "h p c"], gradient: Float[Tensor, "h p d"], groups: int
+) -> None:
+    """Add the gradient of the weights, Y_h^T G_h, or its diagonal blocks if there are groups, to `total`."""
+    if groups > 1:
+        blocks = torch.einsum("hpgi,hpgo->higo", _grouped(mixed, groups), _grouped(gradient, groups))
+        total.add_(blocks.flatten(2))
+    elif _by_head(mixed) and total.dtype == mixed.dtype:
+        for into, left, right in zip(total, mixed.mT, gradient, strict=True):
+            torch.addmm(into, left, right, out=into)
+    else:
+        total.add_(torch.bmm(mixed.mT, gradient))
 
 
 def _grouped(tensor: Tensor, groups: int) -> Tensor:
@@ -44,13 +49,18 @@ def _grouped(tensor: Tensor, groups: int) -> Tensor:
 
 
 def _each(left: Float[Tensor, "h p i"], right: Float[Tensor, "h i d"]) -> Float[Tensor, "h p d"]:
-    """Compute one product per head. On a CPU, `bmm` assigns whole heads to threads, which can be unbalanced."""
-    if left.device.type != "cpu" or left.dtype not in (torch.float32, torch.float64):
+    """Compute one product per head."""
+    if not _by_head(left):
         return torch.bmm(left, right)
     out = left.new_empty((left.shape[0], left.shape[1], right.shape[2]))
     for head, into in enumerate(out):
         torch.mm(left[head], right[head], out=into)
     return out
+
+
+def _by_head(tensor: Tensor) -> bool:
+    """Return whether heads are multiplied one by one: on a CPU, `bmm` gives whole heads to threads, often unevenly."""
+    return tensor.device.type == "cpu" and tensor.dtype in (torch.float32, torch.float64)
 
 
 def transposed(weight: Float[Tensor, "h i d"], groups: int) -> Float[Tensor, "h o c"]:

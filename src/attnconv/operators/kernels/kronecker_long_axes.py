@@ -62,7 +62,7 @@ def pull_long(inputs: Sequence[Tensor], gradient: Outputs, wanted: Sequence[bool
             if moving or to_weight is not None:
                 mixed, steps = _mix(x[keys], factors, view)
                 if to_weight is not None:
-                    to_weight[view.head].add_(contractions.project_gradient(mixed[None], part[None], groups)[0])
+                    contractions.add_project_gradient(to_weight[view.head, None], mixed[None], part[None], groups)
                 del mixed
             if moving or to_x is not None:
                 back = contractions.project_back(part, weight[view.head, None], groups)[0]
