@@ -172,10 +172,11 @@ def attend(
     least float32, and other products in bfloat16 if this is the dtype of the values or of autocast. Fused kernels
     multiply in the dtype of the values but sum in float32.
     """
-    if keys.shape[1] == values.shape[1] == 1 < queries.shape[1]:  # heads that share keys and values are more queries
+    exact, fused, result = score_dtype(values.dtype), values.device.type == "cuda", product_dtype(values)
+    if not fused and keys.shape[1] == values.shape[1] == 1 < queries.shape[1]:
+        # Heads that share keys and values are more queries of one head; a GPU computes heads in parallel.
         flat, *along = (part.transpose(1, 2).flatten(1, 2)[:, None] for part in (queries, *biases))
         return attend(flat, keys, values, along).squeeze(1).unflatten(1, queries.shape[2:0:-1]).transpose(1, 2)
-    exact, fused, result = score_dtype(values.dtype), values.device.type == "cuda", product_dtype(values)
     factors = values.dtype if fused else exact
     mixed = result if result is torch.bfloat16 and not fused else factors
     queries = queries if queries.dtype == mixed else queries.to(factors)
