@@ -98,14 +98,18 @@ def test_without_biases_it_is_plain_attention() -> None:
     torch.testing.assert_close(attend(q, k, v, []), F.scaled_dot_product_attention(q, k, v, scale=1.0))
 
 
-def test_second_and_forward_derivatives_and_vmap() -> None:
-    inputs = problem((2, 2))
+@pytest.mark.parametrize("channels", [2, 12])
+def test_second_and_forward_derivatives_and_vmap(channels: int) -> None:
+    inputs = problem((2, 2), channels=channels)
 
     def run(*values: Tensor) -> Tensor:
         return attend(values[0], values[1], values[2], values[3:])
 
     assert torch.autograd.gradcheck(run, inputs, fast_mode=True, check_forward_ad=True)
     assert torch.autograd.gradgradcheck(run, inputs, fast_mode=True)
+    out = run(*inputs)
+    first, again = (torch.autograd.grad(out, inputs, out, retain_graph=True) for _ in range(2))
+    assert all(map(torch.equal, first, again))
     scaled = torch.func.vmap(lambda factor: run(inputs[0] * factor, *inputs[1:]))(
         torch.tensor([1.0, 2.0], dtype=DOUBLE)
     )

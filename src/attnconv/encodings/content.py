@@ -335,11 +335,11 @@ def check_head_channels(in_channels: int, head_channels: int | None, *, multiple
 def split_heads(flat: Float[Tensor, "b *points he"], heads: int) -> Float[Tensor, "b h flat e"]:
     """Split the channels into one vector per head and point, and copy them, in the dtype of scores."""
     # Without `copy`, `to` returns a view if the dtype does not change, and every product would copy it.
-    split = _split_heads(flat, heads)
+    split = _heads_of(flat, heads)
     return split.to(score_dtype(flat.dtype), memory_format=torch.contiguous_format, copy=True)
 
 
-def _split_heads(flat: Tensor, heads: int) -> Float[Tensor, "b h flat e"]:
+def _heads_of(flat: Tensor, heads: int) -> Float[Tensor, "b h flat e"]:
     return flat.unflatten(-1, (heads, -1)).flatten(1, -3).transpose(1, 2)
 
 
@@ -393,7 +393,7 @@ def merged(
         weight = (left @ weight.to(exact).unflatten(0, (heads, -1))).flatten(0, 1).to(x.dtype)
         if bias is not None:
             bias = (left @ bias.to(exact).view(heads, -1, 1)).flatten().to(x.dtype)
-    return _split_heads(F.linear(x, weight, bias), heads)
+    return _heads_of(F.linear(x, weight, bias), heads)
 
 
 def sinusoids(positions: Float[Tensor, "*positions"], channels: int) -> Float[Tensor, "*positions channels"]:

@@ -188,7 +188,7 @@ def attend(
 
 
 def _forward(queries: Tensor, keys: Tensor, values: Tensor, *biases: Tensor, saves: bool = False) -> tuple[Tensor, ...]:
-    """Compute `attend` one block of rows at a time, and return the output and, if they are to be saved, all rows."""
+    """Compute `attend` one block of rows at a time; return the output and, if `saves`, all probabilities."""
     batch, shape = _batch(queries, keys, values, *biases), queries.shape[1:3]
     out = values.new_empty((batch, *shape, values.shape[-1]))
     saved = [values.new_empty((_batch(queries, keys, *biases), *shape, keys.shape[2]))] if saves else []

@@ -18,7 +18,7 @@ def recomputing(
     forward: Callable[..., Any],
     gradients: Callable[..., Gradients] | None = None,
 ) -> Callable[..., Tensor]:
-    """Create a function that saves only its inputs and recomputes intermediate results in the backward pass.
+    """Create a function that saves its inputs and recomputes most intermediate results in the backward pass.
 
     `plain` computes the same result as `forward`, but supports higher derivatives. `gradients` receives the inputs, the
     output's gradient, one bool per input (whether to compute its gradient), and the saved tensors, if any: if `forward`
