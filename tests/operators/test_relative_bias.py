@@ -22,7 +22,7 @@ def problem(
     """
     lattice, (of_queries, of_keys, of_biases) = torch.Size(sizes).numel(), batches
     tensors = [
-        torch.randn(of_queries, 3, 7, channels) / channels**0.5,
+        torch.randn(of_queries, 3, 7, channels) * (4 / channels) ** 0.5,
         torch.randn(of_keys, 1 if shared in ("keys", "both") else 3, lattice, channels),
         torch.randn(2, 1 if shared in ("values", "both") else 3, lattice, 5),
         *(torch.randn(of_biases, 3, 7, size) for size in sizes),
@@ -56,7 +56,7 @@ def test_every_split_equals_the_softmax_of_all_scores(
 
 
 @pytest.mark.parametrize("block", [1, 40, 2**20])
-@pytest.mark.parametrize("shared", ["nothing", "both"])
+@pytest.mark.parametrize("shared", ["nothing", "values", "both"])
 @pytest.mark.parametrize("autocast", [True, False])
 @pytest.mark.parametrize("batches", [(2, 2, 2), (1, 2, 1)])
 @pytest.mark.parametrize("channels", [4, 12])
