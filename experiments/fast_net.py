@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from attnconv.layers import SelfAttention
 from attnconv.training.run_recorder import read_state, save_state
 from experiments.common import autocast
 
@@ -46,6 +47,8 @@ class FastSettings:
     """Peak learning rate for the mean loss."""
     bias_rate: float = 64.0
     """Learning rate of the biases of norms, relative to `rate`."""
+    position_rate: float = 0.2
+    """Learning rate of the centres and spreads of attention heads, which have no weight decay."""
     momentum: float = 0.85
     """Nesterov momentum of SGD."""
     weight_decay: float = 1.3e-3
@@ -160,7 +163,7 @@ def stage(given: int, made: int, depth: int, norm_momentum: float) -> nn.Sequent
 
 @torch.no_grad()
 def whiten(net: FastNet, images: Float[Tensor, "n 3 height width"]) -> None:
-    """Set the filters of the first layer from the covariance of image patches.
+    """Set the filters of the first layer from the covariance of patches of the first 5,000 images.
 
     With the covariance C = E diag(v) E^T of patches, the filters are the rows of diag(v + eps)^-1/2 E^T and their
     negatives. The covariance of the outputs of the rows is the identity, up to eps.
@@ -169,7 +172,7 @@ def whiten(net: FastNet, images: Float[Tensor, "n 3 height width"]) -> None:
         net: Network to change.
         images: Normalised images.
     """
-    patches = F.unfold(images, PATCH).transpose(1, 2).flatten(0, 1).double()  # (n places, 3 * 4)
+    patches = F.unfold(images[:5_000], PATCH).transpose(1, 2).flatten(0, 1).double()  # (n places, 3 * 4)
     values, directions = torch.linalg.eigh(patches.T @ patches / len(patches))
     filters = (directions / (values + LEAST_VARIANCE).sqrt()).T.reshape(-1, *net.whiten.weight.shape[1:])
     net.whiten.weight.copy_(torch.cat([filters, -filters]))
@@ -237,7 +240,7 @@ def train(
     """Train a network in place.
 
     Args:
-        net: Network on the device of the images; its whitening layer is set first.
+        net: Network on the device of the images, or its copy with attention.
         images: Normalised images.
         labels: Labels.
         settings: Training settings.
@@ -251,12 +254,12 @@ def train(
     if settings.hardest is not None:
         proxy = FastNet(settings.proxy_widths, norm_momentum=settings.norm_momentum, classes=net.out.out_features)
         nets["proxy"] = proxy.to(images.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+        whiten(proxy, images)
         proxy.bias_of_whitening.requires_grad_(False)
     optimisers = {name: optimiser_of(each, settings) for name, each in nets.items()}
     slow: dict[str, Tensor] = {}
     log = Log()
     for each in nets.values():
-        whiten(each, images[:5_000])
         each.train()
     if state is not None and state.is_file():
         saved = read_state(state)
@@ -303,15 +306,18 @@ def losses(net: FastNet, images: Tensor, labels: Tensor, settings: FastSettings)
 
 def optimiser_of(net: FastNet, settings: FastSettings) -> torch.optim.SGD:
     """Return the optimiser of a network; the highest learning rate of each group is its value "highest"."""
-    biases = {id(module.bias) for module in net.modules() if isinstance(module, nn.BatchNorm2d)}
+    modules = list(net.modules())
+    biases = {id(module.bias) for module in modules if isinstance(module, nn.BatchNorm2d)}
+    positions = {id(p) for module in modules if isinstance(module, SelfAttention) for p in module.encoding.parameters()}
     learned = [p for p in net.parameters() if p.requires_grad]
     groups = [
         {
-            "params": [p for p in learned if id(p) not in biases],
+            "params": [p for p in learned if id(p) not in biases | positions],
             "weight_decay": settings.weight_decay,
             "highest": settings.rate,
         },
         {"params": [p for p in learned if id(p) in biases], "highest": settings.rate * settings.bias_rate},
+        {"params": [p for p in learned if id(p) in positions], "highest": settings.position_rate},
     ]
     return torch.optim.SGD(groups, lr=settings.rate, momentum=settings.momentum, nesterov=True)
 

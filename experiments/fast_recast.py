@@ -16,7 +16,7 @@ import copy
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import mean
 from typing import Literal
@@ -28,7 +28,6 @@ from torch import Tensor, nn
 
 from attnconv._util.atomic_write import write_atomically
 from attnconv.convert import SOFT_ALPHA, recast
-from attnconv.data.settings import AugmentSettings
 from experiments.common import (
     DeviceName,
     Images,
@@ -40,8 +39,10 @@ from experiments.common import (
     spread,
     write_results,
 )
-from experiments.fast_net import FastNet, FastSettings, Log, logits_of, train
-from experiments.finetune_recast import Settings as TuningSettings, attention, train as tune
+from experiments.fast_net import FastNet, FastSettings, Log, logits_of, train, whiten
+from experiments.finetune_recast import attention
+
+TUNING_RATE = 0.07  # first learning rate of fine-tuning, relative to the highest of the original training
 
 PresetName = Literal["tiny", "cpu", "94", "96"]
 PRESETS: Mapping[PresetName, FastSettings] = {
@@ -109,6 +110,10 @@ class Result:
     """Largest difference of a logit, with heads run as shifts."""
     softmax_difference: float
     """Largest difference of a logit, with heads computed by softmax, on fewer images."""
+    few: float
+    """Accuracy of the CNN on these images."""
+    softmax: float
+    """Accuracy on these images, with heads computed by softmax."""
     largest_logit: float
     train_seconds: float
     losses: list[float]
@@ -168,6 +173,8 @@ def run_once(seed: int, sets: Sets, settings: Settings) -> Result:
         attention_several=part_right(looks[1], labels),
         difference=float((plain - ours).abs().max()),
         softmax_difference=float((plain[: settings.compare] - softmax).abs().max()),
+        few=part_right(plain[: settings.compare], labels[: settings.compare]),
+        softmax=part_right(softmax, labels[: settings.compare]),
         largest_logit=float(plain.abs().max()),
         train_seconds=sum(log.seconds),
         losses=log.loss,
@@ -190,31 +197,27 @@ def trained(seed: int, data: Images, settings: Settings) -> tuple[FastNet, Log]:
         net.load_state_dict(safetensors.torch.load_file(file, device=str(device)))
         return net.eval(), log
     file.parent.mkdir(parents=True, exist_ok=True)
-    log = train(net, *data.normalised(), chosen, seed=seed, state=file.with_suffix(".state"))
+    images, labels = data.normalised()
+    whiten(net, images)
+    log = train(net, images, labels, chosen, seed=seed, state=file.with_suffix(".state"))
     tensors = {key: value.detach().cpu().contiguous() for key, value in net.state_dict().items()}
     write_atomically(file, safetensors.torch.save(tensors, {"log": json.dumps(asdict(log))}))
     file.with_suffix(".state").unlink()
     return net.eval(), log
 
 
-def tuned(cnn: nn.Module, sets: Sets, settings: Settings, seed: int) -> dict[str, float]:
-    """Fine-tune the CNN and its copy with soft heads in the same way, with the loss of the original training."""
+def tuned(cnn: FastNet, sets: Sets, settings: Settings, seed: int) -> dict[str, float]:
+    """Fine-tune the CNN and its copy with soft heads by the original training, with a rate that decays to zero."""
     (images, labels), chosen = sets["test"].normalised(), PRESETS[settings.preset]
-    how = TuningSettings(
-        checkpoint=Path(),
-        root=settings.root,
-        epochs=settings.tuning_epochs,
-        batch_size=min(125, settings.tuning_images, len(sets["train"])),
-        augment=AugmentSettings(padding=chosen.shift, border="reflect"),
-        smoothing=chosen.smoothing,
-        seed=seed,
-        bf16=chosen.bf16,
-    )
+    known = sets["train"].first(settings.tuning_images).normalised()
+    rate = TUNING_RATE * chosen.rate
+    how = replace(chosen, epochs=settings.tuning_epochs, rate=rate, peak=0.0, end=0.0, whitening_epochs=0)
     soft = recast(cnn, alpha=SOFT_ALPHA, weights="nearest")
     before = [layer.encoding.get_parameter("centres").detach().clone() for layer in attention(soft)]
     found = {"soft before": part_right(logits_of(soft, images, several=False), labels)}
     for name, net in (("CNN", copy.deepcopy(cnn)), ("soft", soft)):
-        tune(net, sets["train"].first(settings.tuning_images), how)
+        assert isinstance(net, FastNet)
+        train(net, *known, how, seed=seed)
         found[f"{name} after"] = part_right(logits_of(net, images, several=False), labels)
     moves = [
         (layer.encoding.get_parameter("centres").detach() - old).norm(dim=1)
@@ -236,7 +239,9 @@ def table(results: Sequence[Result], settings: Settings) -> str:
         cells = [spread([getattr(result, column) for result in results], percent=True) for column in pair]
         lines.append(f"| test accuracy{name} | {' | '.join(cells)} |")
     first = results[0]
+    few = [spread([getattr(result, column) for result in results], percent=True) for column in ("few", "softmax")]
     lines += [
+        f"| test accuracy, {settings.compare:,} images, heads by softmax | {' | '.join(few)} |",
         "",
         "| | |",
         "|---|---|",

@@ -54,13 +54,14 @@ def test_from_beginning_to_end_and_kept(cifar: None, tmp_path: Path, monkeypatch
     assert first.cnn == first.attention
     assert first.difference <= tolerance(torch.float32)["atol"]
     assert first.softmax_difference <= tolerance(torch.float32)["atol"]
+    assert first.softmax == first.few
     assert set(first.tuned) == {"soft before", "CNN after", "soft after", "farthest move"}
     record = json.loads((tmp_path / "out" / "results.json").read_text())
     assert record["network"]["widths"] == [4, 4, 4]
     assert "largest difference of a logit" in (tmp_path / "out" / "table.md").read_text()
     monkeypatch.setattr(fast_recast, "train", None)  # a call would fail
     assert main(settings(tmp_path)) == [first]
-    (again,) = main(replace(settings(tmp_path), compare=1))
+    (again,) = main(replace(settings(tmp_path), compare=1, tuning_epochs=0))
     assert (again.cnn, again.train_seconds) == (first.cnn, first.train_seconds)
 
 
