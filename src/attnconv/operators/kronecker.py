@@ -195,15 +195,18 @@ def _contract_short(x: Images, weight: Weights, *factors: Factor) -> Outputs:
     """Compute the products in the module's docstring; there are c / i groups of channels."""
     first, *inner = factors
     out = x.new_empty((x.shape[0], *(factor.shape[1] for factor in factors), weight.shape[2]))
-    outer, groups = first.transpose(0, 1).flatten(1), x.shape[-1] // weight.shape[1]  # (q, h k)
+    outer, groups = first.permute(1, 2, 0).flatten(1), x.shape[-1] // weight.shape[1]  # (q, k h)
+    order = (x.dim() - 2, 0, *range(x.dim() - 3, 0, -1), x.dim() - 1) if inner else range(x.dim())
+    back = sorted(range(x.dim()), key=order.__getitem__)
     for images, parts in _parts(x, weight, factors):
-        keys = x[images].transpose(0, 1).contiguous()
+        keys = x[images].permute(*order).contiguous()  # (k_last, b, .., k_1, c), or (b, k_1, c)
         for columns in parts:
-            mixed = _mix(keys, _of_columns(inner, columns), len(first))[0].flatten(1, -2)
-            projected = contractions.project_each(mixed, weight, groups).reshape(outer.shape[1], -1)  # (h k, b .. d)
-            made = (outer @ projected).unflatten(1, (keys.shape[1], -1, weight.shape[2]))
-            view = _of_image(out[images], columns)
-            view.copy_(made.transpose(0, 1).reshape(view.shape))
+            mixed = _mix_reversed(keys, _of_columns(inner, columns), len(first))
+            projected = contractions.project_each(mixed.flatten(1, -2), weight, groups)
+            projected = projected.reshape(-1, outer.shape[1], projected.shape[-1])  # (.., k h, d)
+            made = torch.bmm(outer.expand(len(projected), -1, -1), projected)
+            made = made.view(*mixed.shape[1:-2], *made.shape[1:]).permute(back)
+            _of_image(out[images], columns).copy_(made)
             del mixed, projected
     return out
 
@@ -289,6 +292,19 @@ def _mix(
         steps.append(part)
         part = (_beside(factor, dim) @ part.flatten(dim + 1)).unflatten(-1, part.shape[dim + 1 :])
     return part, steps[::-1]
+
+
+def _mix_reversed(
+    keys: Float[Tensor, "*sizes c"], factors: Sequence[Factor], heads: int
+) -> Float[Tensor, "h *queries c"]:
+    """Compute Y for keys with the last axis first, (k_last, b, .., k_1, c); nothing is copied between products."""
+    if not factors:
+        return keys.expand(heads, *keys.shape)
+    *others, last = factors
+    part = (last.flatten(0, 1) @ keys.flatten(1)).view(*last.shape[:2], *keys.shape[1:])
+    for dim, factor in enumerate(reversed(others), start=3):
+        part = (_beside(factor, dim) @ part.flatten(dim + 1)).unflatten(-1, part.shape[dim + 1 :])
+    return part
 
 
 def _unmix(

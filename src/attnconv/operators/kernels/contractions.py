@@ -16,17 +16,20 @@ def project(mixed: Float[Tensor, "*lead h c"], weight: Float[Tensor, "h i d"], g
     return torch.einsum("...hgi,higd->...gd", _grouped(mixed, groups), _grouped(weight, groups)).flatten(-2)
 
 
-def project_each(mixed: Float[Tensor, "h p c"], weight: Float[Tensor, "h i d"], groups: int) -> Float[Tensor, "h p d"]:
+def project_each(mixed: Float[Tensor, "h p c"], weight: Float[Tensor, "h i d"], groups: int) -> Float[Tensor, "p h d"]:
     """Compute Y_h W_h for every head, without summing; groups as in `project`."""
     if groups == 1:
-        return _each(mixed, weight)
-    return torch.einsum("hpgi,higo->hpgo", _grouped(mixed, groups), _grouped(weight, groups)).flatten(2)
+        out = mixed.new_empty((mixed.shape[1], len(weight), weight.shape[2]))
+        _each(mixed, weight, out.transpose(0, 1))
+        return out
+    return torch.einsum("hpgi,higo->phgo", _grouped(mixed, groups), _grouped(weight, groups)).flatten(2)
 
 
 def project_back(gradient: Float[Tensor, "p d"], weight: Float[Tensor, "h i d"], groups: int) -> Float[Tensor, "h p c"]:
     """Compute the adjoint of `project` and `project_each`, G W_h^T for every head."""
     if groups == 1:
-        return _each(gradient.expand(len(weight), -1, -1), weight.mT)
+        out = gradient.new_empty((len(weight), len(gradient), weight.shape[1]))
+        return _each(gradient.expand(len(weight), -1, -1), weight.mT, out)
     return torch.einsum("pgo,higo->hpgi", _grouped(gradient, groups), _grouped(weight, groups)).flatten(2)
 
 
@@ -48,11 +51,12 @@ def _grouped(tensor: Tensor, groups: int) -> Tensor:
     return tensor.unflatten(-1, (groups, -1))
 
 
-def _each(left: Float[Tensor, "h p i"], right: Float[Tensor, "h i d"]) -> Float[Tensor, "h p d"]:
-    """Compute one product per head."""
+def _each(
+    left: Float[Tensor, "h p i"], right: Float[Tensor, "h i d"], out: Float[Tensor, "h p d"]
+) -> Float[Tensor, "h p d"]:
+    """Compute one product per head into `out`."""
     if not _by_head(left):
-        return torch.bmm(left, right)
-    out = left.new_empty((left.shape[0], left.shape[1], right.shape[2]))
+        return torch.bmm(left, right, out=out)
     for head, into in enumerate(out):
         torch.mm(left[head], right[head], out=into)
     return out

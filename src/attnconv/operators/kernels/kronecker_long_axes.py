@@ -43,7 +43,7 @@ def contract_long(x: Images, weight: Weights, *factors: Factor) -> Outputs:
             if groups == 1 and exact == mixed.dtype:
                 torch.addmm(total, mixed, matrix, out=total)
             else:
-                total.add_(contractions.project_each(mixed[None], matrix[None], groups)[0])
+                total.add_(contractions.project_each(mixed[None], matrix[None], groups)[:, 0])
         part.copy_(total.view(part.shape))
     return out
 
