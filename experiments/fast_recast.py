@@ -24,7 +24,7 @@ from typing import Literal
 import safetensors.torch
 import torch
 import tyro
-from torch import Tensor, nn
+from torch import Tensor
 
 from attnconv._util.atomic_write import write_atomically
 from attnconv.convert import SOFT_ALPHA, recast

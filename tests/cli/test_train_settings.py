@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from attnconv.models.settings import AttentionSettings
 from attnconv.training import fitting
@@ -72,6 +73,20 @@ def test_flags_override_a_file_which_overrides_the_recipe(
     assert isinstance(base.model, AttentionSettings)
     expected = replace(base, model=replace(base.model, heads=(4, 5, 6)), train=replace(base.train, epochs=9, seed=3))
     assert found == [expected]
+
+
+def test_the_number_of_threads_is_set_before_training(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[int] = []
+    monkeypatch.setattr(fitting, "fit", lambda *_, **__: found.append(torch.get_num_threads()))
+    before = torch.get_num_threads()
+    try:
+        for flags in ((), ("--threads", "3")):
+            assert call(capsys, "train", "quadratic-digits", *flags)[0] == 0
+    finally:
+        torch.set_num_threads(before)
+    assert found == [before, 3]
 
 
 def test_a_file_overrides_the_model_of_the_initial_weights(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from attnconv._util.settings import Fine, Problem, SettingsError, flat, plain
+from attnconv._util.settings import Fine, Natural, Problem, SettingsError, flat, plain
 from attnconv.cli.parsing import Defaults, Nested, Positional, merged
 from attnconv.models.presets import PRESETS
 from attnconv.training.recipes import RecipeName, recipe
@@ -46,6 +46,8 @@ class Arguments:
             If the folder contains no run, start a new one.
         start_from: Run folder or weights file (.safetensors) with the initial weights, such as the output of
             `attnconv prune`; PRESET then selects only the recipe. The default is a new model with random weights.
+        threads: Number of CPU threads. The default is the number of cores, or the environment variable OMP_NUM_THREADS.
+            A small model can train faster with fewer threads if other programs use the cores.
         settings: All settings of the run.
     """
 
@@ -55,6 +57,7 @@ class Arguments:
     out: Path | None = None
     resume: bool = False
     start_from: Path | None = None
+    threads: Natural | None = None
     settings: RunSettings
 
     @staticmethod
@@ -95,9 +98,13 @@ class Arguments:
 
 def run(arguments: Arguments) -> None:
     """Train the model, and print the run folder."""
+    import torch
+
     from attnconv._util.processes import is_first_process
     from attnconv.training.fitting import fit
 
+    if arguments.threads is not None:
+        torch.set_num_threads(arguments.threads)
     folder = arguments.out or Path("runs") / arguments.settings.preset
     command = ["attnconv", *sys.argv[1:]]
     fit(arguments.settings, folder, resume=arguments.resume, start_from=arguments.start_from, command=command)
