@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch.nn.modules.module import _has_any_global_hook
+from torch.nn.modules import module as torch_module
 
 from attnconv._util.errors import bad
 from attnconv._util.value_checks import whole
@@ -44,6 +44,12 @@ from attnconv.operators.kernels.contractions import axis_sum
 Term: TypeAlias = Literal["content-content", "content-position", "position-content", "position-position"]
 TERMS: tuple[Term, ...] = get_args(Term)
 WORTHWHILE = 1.25  # minimum ratio of operations for which merging the matrices of queries and keys pays off
+_HOOKS_OF_ALL = (
+    torch_module._global_forward_hooks,
+    torch_module._global_forward_pre_hooks,
+    torch_module._global_backward_hooks,
+    torch_module._global_backward_pre_hooks,
+)
 WAVELENGTH = 10_000.0  # upper limit of the sinusoids' wavelengths, in units of 2 pi positions
 _INTERPOLATION = {1: "linear", 2: "bilinear", 3: "trilinear"}
 
@@ -363,7 +369,7 @@ def merges(
     """
     if not has_values(x) or product_dtype(x) is torch.float16:  # the range of float16 is too small for W_qry W_key^T
         return False
-    if _has_any_global_hook() or not all(_is_plain(linear, bias=bias) for linear in linears):
+    if any(_HOOKS_OF_ALL) or not all(_is_plain(linear, bias=bias) for linear in linears):
         return False
     channels, queries, keys = x.shape[-1], len(x) * grid.query_count, len(x) * grid.lattice_count
     separate = head_channels * ((queries + keys) * channels + queries * table_rows / grid.dims)
