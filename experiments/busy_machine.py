@@ -6,6 +6,7 @@ Each neighbour is a process with one thread that never waits. The settings take 
 """
 
 import os
+import shlex
 import statistics
 import subprocess
 import sys
@@ -35,7 +36,7 @@ class Settings:
 
     out: Path | None = None
     """Output folder for the tables; None only prints them."""
-    command: tuple[str, ...] = ("train", "quadratic-digits", "--epochs", "3")
+    command: str = "train quadratic-digits --epochs 3"
     """Arguments of the command `attnconv`; `--out` is added."""
     neighbours: tuple[int, ...] = (0, 2)
     """Numbers of busy processes."""
@@ -62,7 +63,7 @@ def measured(settings: Settings, count: int) -> dict[str, list[float]]:
     with neighbours(count):
         for _ in range(settings.rounds):
             for name, changes in SETTINGS.items():
-                seconds[name].append(timed(settings.command, changes))
+                seconds[name].append(timed(shlex.split(settings.command), changes))
     return seconds
 
 
