@@ -13,8 +13,8 @@ Mixed values A_h X are not saved for the backward pass. If an axis is long, head
     U_h = Y_h W_h               one product per head
     out = sum_h F_h,1 U_h       the first axis: one product over heads and keys
 
-In the forward pass, images are stored with the last axis first, so that nothing is copied between these products. In the
-backward pass, they are stored with the first axis first, since the products with F_h,1 then are large.
+In the forward pass, images are stored with the last axis first, so that nothing is copied between these products.
+In the backward pass, they are stored with the first axis first, so that the products with F_h,1 are large.
 
 With G the gradient of out and V_h = G W_h^T,  dW_h = Y_h^T (F_h,1^T G),  dF_h,1 = V_h Y_h^T,  dY_h = F_h,1^T V_h.
 """
