@@ -59,12 +59,8 @@ class Settings:
     augment: AugmentSettings = field(default_factory=lambda: AugmentSettings("paper"))
     """Augmentation. Use that of the network's original training, since a different one would reduce its
     accuracy."""
-    smoothing: float = 0.0
-    """Label smoothing."""
     seed: int = 0
     """Seed of the order of images and of their augmentation."""
-    bf16: bool = False
-    """Train with bf16 matrix products on every device; otherwise only on CUDA."""
 
 
 @dataclass(frozen=True)
@@ -147,9 +143,9 @@ def train(model: nn.Module, images: Images, settings: Settings) -> None:
         order = torch.randperm(len(images), generator=generator)
         for chosen in order[: len(images) // settings.batch_size * settings.batch_size].split(settings.batch_size):
             x, labels = images.batch(chosen.to(device), settings.augment, seed=settings.seed, epoch=epoch)
-            with autocast(device, bf16=settings.bf16):
+            with autocast(device):
                 logits = model(x)
-            loss = F.cross_entropy(logits.float(), labels, label_smoothing=settings.smoothing)
+            loss = F.cross_entropy(logits.float(), labels)
             optimiser.zero_grad(set_to_none=True)
             loss.backward()
             optimiser.step()
