@@ -1,7 +1,8 @@
 """Scaling of full attention up to a megapixel.
 
-Forward pass of one layer with local or wide heads on one square image, with attention of all queries to all keys. Peak
-memory is also reported for the whole process, next to the size of the dense matrices.
+One layer with local or wide heads on one square image, with attention of all queries to all keys: the forward pass, and
+the forward and backward pass with all gradients. Peak memory is also reported for the whole process, next to the size
+of the dense matrices.
 
     python -m benchmarks megapixel
 """
@@ -18,6 +19,7 @@ from benchmarks.measure import exponent
 from benchmarks.results import Results, Row
 
 HEADS = 9
+WITH_GRADIENTS = ", with gradients"
 QUICK = {"sides": (32, 64), "alphas": (0.5,), "channels": 8, "repeats": 2}
 
 
@@ -30,7 +32,7 @@ def run(
 ) -> Results:
     """Measure time and memory for all sizes, and the exponent of time over positions."""
     rows: list[Row] = []
-    contenders = [f"alpha {alpha:g}" for alpha in alphas]
+    contenders = [f"alpha {alpha:g}{ending}" for alpha in alphas for ending in ("", WITH_GRADIENTS)]
     for side in sides:
         found = compare(
             prepare,
@@ -50,17 +52,23 @@ def run(
 
 
 def prepare(*, side: int, channels: int, heads: int, contender: str) -> Step:
-    """Return a forward pass over one image without gradients."""
+    """Return a forward pass over one image without gradients, or a forward and backward pass."""
     torch.manual_seed(0)
     layer = SelfAttention2d(channels, channels, heads)
     assert isinstance(layer.encoding, Quadratic)
     with torch.no_grad():
-        layer.encoding.spread.fill_((2 * float(contender.removeprefix("alpha "))) ** 0.5)
-    images = torch.randn(1, side, side, channels).movedim(-1, 1)
+        layer.encoding.spread.fill_((2 * float(contender.removeprefix("alpha ").removesuffix(WITH_GRADIENTS))) ** 0.5)
+    trains = contender.endswith(WITH_GRADIENTS)
+    images = torch.randn(1, side, side, channels).movedim(-1, 1).requires_grad_(trains)
+    gradient = torch.randn(1, side, side, channels).movedim(-1, 1) if trains else None
 
     def step() -> list[Tensor]:
-        with torch.no_grad():
-            layer(images)
+        with torch.set_grad_enabled(trains):
+            out = layer(images)
+        if trains:
+            images.grad = None
+            layer.zero_grad()
+            out.backward(gradient)
         return []
 
     return step

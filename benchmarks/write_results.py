@@ -30,7 +30,7 @@ def section(results: Results, settings: Mapping[str, Any], *, screen: bool = Fal
         "\n".join(f"| {' | '.join(line)} |" for line in lines),
     ]
     if results.ratio_name:
-        parts.append(f"Ratio: {results.ratio_name}, from medians, with its range over rounds in brackets.")
+        parts.append(f"Ratio: {results.ratio_name}, from medians, with its range over undisturbed rounds in brackets.")
     parts += [f"{name}: {value:.3g}." for name, value in results.facts.items()]
     return "\n\n".join(parts)
 

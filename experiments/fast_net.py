@@ -178,12 +178,11 @@ def whiten(net: FastNet, images: Float[Tensor, "n 3 height width"]) -> None:
     net.whiten.weight.copy_(torch.cat([filters, -filters]))
 
 
-def triangular(part: float, *, start: float = 0.2, peak: float = 0.23, end: float = 0.07) -> float:
-    """Return the learning rate factor of a linear warm-up followed by a linear decay.
+def triangular(part: float, *, peak: float = 0.23, end: float = 0.07) -> float:
+    """Return the learning rate factor of a linear warm-up from 0.2 followed by a linear decay.
 
     Args:
         part: Progress of training, 0 to 1.
-        start: Factor at the start.
         peak: Progress at which the factor is 1.
         end: Factor at the end.
 
@@ -192,7 +191,7 @@ def triangular(part: float, *, start: float = 0.2, peak: float = 0.23, end: floa
         [0.2, 1.0, 0.07]
     """
     if part < peak:
-        return start + (1 - start) * part / peak
+        return 0.2 + 0.8 * part / peak
     return 1 + (end - 1) * (part - peak) / (1 - peak)
 
 
@@ -357,10 +356,10 @@ def logits_of(net: nn.Module, images: Tensor, *, several: bool, batch_size: int 
         batch_size: Batch size.
     """
     net.eval()
-    return torch.cat([_looks(net, x) if several else net(x) for x in images.split(batch_size)]).cpu()
+    return torch.cat([_views(net, x) if several else net(x) for x in images.split(batch_size)]).cpu()
 
 
-def _looks(net: nn.Module, x: Tensor) -> Tensor:
+def _views(net: nn.Module, x: Tensor) -> Tensor:
     def both(images: Tensor) -> Tensor:
         return (net(images) + net(images.flip(-1))) / 2
 

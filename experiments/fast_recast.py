@@ -163,14 +163,14 @@ def run_once(seed: int, sets: Sets, settings: Settings) -> Result:
     plain, ours = (logits_of(net, images, several=False) for net in (cnn, hard))
     few = images[: settings.compare]
     softmax = logits_of(recast(cnn, fast=False), few, several=False, batch_size=50)
-    looks = [logits_of(net, images, several=True) for net in (cnn, hard)]
+    views = [logits_of(net, images, several=True) for net in (cnn, hard)]
     return Result(
         seed=seed,
         parameters=sum(parameter.numel() for parameter in cnn.parameters()),
         cnn=part_right(plain, labels),
         attention=part_right(ours, labels),
-        cnn_several=part_right(looks[0], labels),
-        attention_several=part_right(looks[1], labels),
+        cnn_several=part_right(views[0], labels),
+        attention_several=part_right(views[1], labels),
         difference=float((plain - ours).abs().max()),
         softmax_difference=float((plain[: settings.compare] - softmax).abs().max()),
         few=part_right(plain[: settings.compare], labels[: settings.compare]),
@@ -233,9 +233,9 @@ def part_right(logits: Tensor, labels: Tensor) -> float:
 
 def table(results: Sequence[Result], settings: Settings) -> str:
     """Return the table in Markdown."""
-    looks = {"": ("cnn", "attention"), " with test-time augmentation": ("cnn_several", "attention_several")}
+    views = {"": ("cnn", "attention"), " with test-time augmentation": ("cnn_several", "attention_several")}
     lines = [f"| preset {settings.preset} | CNN | recast as attention |", "|---|---|---|"]
-    for name, pair in looks.items():
+    for name, pair in views.items():
         cells = [spread([getattr(result, column) for result in results], percent=True) for column in pair]
         lines.append(f"| test accuracy{name} | {' | '.join(cells)} |")
     first = results[0]

@@ -236,7 +236,7 @@ def other_jobs(arguments: argparse.Namespace) -> list[Job]:
     jobs = []
     if arguments.scale != "tiny":
         for preset in ("94", "96"):
-            name, flags = f"fast-recast-{preset}", ("--preset", preset, "--held-out", "0", "--tuning-epochs", "1")
+            name, flags = f"fast-recast-{preset}", ("--preset", preset, "--held-out", "0", "--tuning-epochs", "2")
             jobs.append(script_job(name, "fast_recast", (*flags, *seeds, *root), out))
         jobs.append(script_job("sequence", "sequence", root, out))
         jobs.append(script_job("starts", "starts", (*VIT, *each_seed, *root), out))

@@ -106,7 +106,8 @@ def test_the_other_questions_stay_there_too() -> None:
         for backend in position_only.BACKENDS:
             sizes = {"batch": 1, "side": 16, "channels": 8, "heads": 4}
             assert position_only.prepare(**sizes, dtype="float32", contender=backend)()[0].is_meta
-        megapixel.prepare(side=16, channels=8, heads=4, contender="alpha 0.5")()
+        for contender in ("alpha 0.5", "alpha 0.5, with gradients"):
+            megapixel.prepare(side=16, channels=8, heads=4, contender=contender)()
         assert quick("model-step").rows
         assert quick("planner").rows
 
@@ -119,7 +120,7 @@ def test_wide_layers_are_measured_up_to_a_side() -> None:
 
 def test_growth_is_fitted_per_sharpness() -> None:
     found = quick("megapixel")
-    assert len(found.facts) == 1
+    assert len(found.facts) == 2
     assert all("alpha" in name for name in found.facts)
 
 

@@ -62,6 +62,13 @@ class TestPlan:
         assert (other.run, other.seeds) == (tmp_path / "runs" / "resnet18-20-epochs", 2)
         assert not recast.done()
 
+    @pytest.mark.parametrize("name", ["fast-recast-94", "fast-recast-96", "sequence"])
+    def test_flags_of_scripts(self, name: str, tmp_path: Path) -> None:
+        (job,) = plan(parse(["--out", str(tmp_path), "--seeds", "2", "--only", name]))
+        script, *flags = job.words[job.words.index("--script") + 1 :]
+        settings = tyro.cli(importlib.import_module(f"experiments.{script}").Settings, args=flags)
+        assert settings.out == tmp_path / name
+
     @pytest.mark.parametrize("name", ["starts", "attention-only", "gated-recast"])
     def test_scripts_with_a_list_of_seeds(self, name: str, tmp_path: Path) -> None:
         (job,) = plan(parse(["--out", str(tmp_path), "--seeds", "2", "--only", name]))

@@ -11,12 +11,12 @@ DOUBLE = torch.float64
 
 
 def problem(sizes: tuple[int, ...], dtype: torch.dtype = DOUBLE, *, shared: bool = False) -> list[Tensor]:
-    """Return queries, keys, values and biases. If `shared`, images share queries and biases, and heads share values."""
-    lattice, few = torch.Size(sizes).numel(), 1 if shared else 2
+    """Return queries, keys, values and biases. If `shared`, images share queries and biases, heads keys and values."""
+    lattice, few, heads = torch.Size(sizes).numel(), 1 if shared else 2, 1 if shared else 3
     tensors = [
         torch.randn(few, 3, 7, 4),
-        torch.randn(2, 3, lattice, 4),
-        torch.randn(2, 1 if shared else 3, lattice, 20),
+        torch.randn(2, heads, lattice, 4),
+        torch.randn(2, heads, lattice, 20),
         *(torch.randn(few, 3, 7, size) for size in sizes),
     ]
     return [tensor.to(dtype) for tensor in tensors]
@@ -75,6 +75,21 @@ def test_a_second_backward_pass_and_wanted_gradients_alone() -> None:
         torch.autograd.grad(out, inputs[3], g)
     with torch.no_grad():
         assert not attend_folded(*inputs).requires_grad
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_attend_with_fused_kernels(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, *, shared: bool) -> None:
+    inputs = [tensor.requires_grad_() for tensor in problem((4, 5), torch.float32, shared=shared)]
+    queries, keys, values, *biases = inputs
+    expected, g = attend_plainly(*inputs), torch.randn(2, 3, 7, 20)
+    wanted = torch.autograd.grad(expected, inputs, g)
+    monkeypatch.setattr("attnconv.operators.content.FUSED_ON", ("cpu",))
+    out = attend(queries, keys.to(dtype), values.to(dtype), biases)
+    assert out.dtype == dtype
+    torch.testing.assert_close(out.float(), expected, **tolerance(dtype))
+    for got, want in zip(torch.autograd.grad(out, inputs, g.to(dtype)), wanted, strict=True):
+        torch.testing.assert_close(got, want, **tolerance(dtype, scale=5))
 
 
 @pytest.mark.gpu

@@ -43,6 +43,7 @@ from attnconv.operators.kernels.contractions import axis_sum, project, project_h
 from attnconv.operators.kernels.recompute_in_backward import Gradients, recomputing
 
 Buffers: TypeAlias = dict[int, Tensor]
+FUSED_ON = ("cuda",)  # types of devices
 ALIGNED = 8  # half-precision kernels require a multiple of this number of channels
 
 
@@ -172,7 +173,7 @@ def attend(
     least float32, and other products in bfloat16 if this is the dtype of the values or of autocast. Fused kernels
     multiply in the dtype of the values but sum in float32.
     """
-    exact, fused, result = score_dtype(values.dtype), values.device.type == "cuda", product_dtype(values)
+    exact, fused, result = score_dtype(values.dtype), values.device.type in FUSED_ON, product_dtype(values)
     if not fused and keys.shape[1] == values.shape[1] == 1 < queries.shape[1]:
         # Heads that share keys and values are more queries of one head; a GPU computes heads in parallel.
         flat, *along = (part.transpose(1, 2).flatten(1, 2)[:, None] for part in (queries, *biases))
