@@ -20,19 +20,20 @@ from benchmarks.results import Results, Row
 
 HEADS = 9
 WITH_GRADIENTS = ", with gradients"
-QUICK = {"sides": (32, 64), "alphas": (0.5,), "channels": 8, "repeats": 2}
+QUICK = {"sides": (32, 64), "alphas": (0.5,), "gradients": (False,), "channels": 8, "repeats": 2}
 
 
 def run(
     *,
     sides: tuple[int, ...] = (128, 256, 512, 1024),
     alphas: tuple[float, ...] = (0.5, 0.001),  # in 1 / position^2: local and wide heads
+    gradients: tuple[bool, ...] = (False, True),
     channels: int = 64,
     repeats: int = 3,
 ) -> Results:
     """Measure time and memory for all sizes, and the exponent of time over positions."""
     rows: list[Row] = []
-    contenders = [f"alpha {alpha:g}{ending}" for alpha in alphas for ending in ("", WITH_GRADIENTS)]
+    contenders = [f"alpha {alpha:g}{WITH_GRADIENTS * also}" for alpha in alphas for also in gradients]
     for side in sides:
         found = compare(
             prepare,

@@ -120,7 +120,7 @@ def test_wide_layers_are_measured_up_to_a_side() -> None:
 
 def test_growth_is_fitted_per_sharpness() -> None:
     found = quick("megapixel")
-    assert len(found.facts) == 2
+    assert len(found.facts) == 1
     assert all("alpha" in name for name in found.facts)
 
 
