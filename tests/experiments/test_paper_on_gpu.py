@@ -62,19 +62,18 @@ class TestPlan:
         assert (other.run, other.seeds) == (tmp_path / "runs" / "resnet18-20-epochs", 2)
         assert not recast.done()
 
-    @pytest.mark.parametrize("name", ["fast-recast-94", "fast-recast-96", "sequence"])
-    def test_flags_of_scripts(self, name: str, tmp_path: Path) -> None:
+    @pytest.mark.parametrize(
+        ("name", "seeds"),
+        [
+            *(("fast-recast-94", 2), ("fast-recast-96", 2), ("sequence", 3)),
+            *(("starts", (0, 1)), ("attention-only", (0, 1)), ("gated-recast", (0, 1))),
+        ],
+    )
+    def test_flags_of_scripts(self, name: str, seeds: object, tmp_path: Path) -> None:
         (job,) = plan(parse(["--out", str(tmp_path), "--seeds", "2", "--only", name]))
         script, *flags = job.words[job.words.index("--script") + 1 :]
         settings = tyro.cli(importlib.import_module(f"experiments.{script}").Settings, args=flags)
-        assert settings.out == tmp_path / name
-
-    @pytest.mark.parametrize("name", ["starts", "attention-only", "gated-recast"])
-    def test_scripts_with_a_list_of_seeds(self, name: str, tmp_path: Path) -> None:
-        (job,) = plan(parse(["--out", str(tmp_path), "--seeds", "2", "--only", name]))
-        script, *flags = job.words[job.words.index("--script") + 1 :]
-        settings = tyro.cli(importlib.import_module(f"experiments.{script}").Settings, args=flags)
-        assert (settings.seeds, settings.out) == ((0, 1), tmp_path / name)
+        assert (settings.seeds, settings.out) == (seeds, tmp_path / name)
 
     def test_only_takes_names_by_their_beginning(self) -> None:
         assert names("--only", "resnet", "learned", "--seeds", "1") == [

@@ -43,9 +43,7 @@ def run(arguments: Arguments) -> None:
     from attnconv.report import write_report
     from attnconv.training.fitting import fit
 
-    epochs = "1 epoch" if arguments.epochs == 1 else f"{arguments.epochs} epochs"
-    about = f"{PRESET} on scikit-learn's digits, {epochs}"
-    print(f"\n2. Training an attention-only model ({about})", flush=True)
+    print(f"\n2. Training an attention-only model ({PRESET} on scikit-learn's digits)", flush=True)
     with resumed_by(f"`attnconv train {PRESET} --out {arguments.out} --resume`"):
         result = fit(settings, arguments.out, command=["attnconv", "demo"]).result()
     assert result is not None  # because the training is complete

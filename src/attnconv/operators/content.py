@@ -43,7 +43,7 @@ from attnconv.operators.kernels.contractions import axis_sum, project, project_h
 from attnconv.operators.kernels.recompute_in_backward import Gradients, recomputing
 
 Buffers: TypeAlias = dict[int, Tensor]
-FUSED_ON = ("cuda",)  # types of devices
+FUSED_ON = ("cuda",)  # device types with fused kernels
 ALIGNED = 8  # half-precision kernels require a multiple of this number of channels
 
 
